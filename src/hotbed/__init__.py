@@ -2,7 +2,7 @@
 
 import torch  # noqa: F401  (first: the core shares the OpenMP runtime that torch brings)
 
-from hotbed import checkpoint, data, dist, init, models, nn, optim, train
+from hotbed import checkpoint, data, dist, init, models, nn, optim, serve, train
 from hotbed.ahead.lookahead import lookahead
 from hotbed.checkpoint import load, save
 from hotbed.collection import EmbeddingCollection, Rows
@@ -26,6 +26,7 @@ from hotbed.graphs import graphed
 from hotbed.group.group import Group
 from hotbed.jagged import Jagged
 from hotbed.optim import split_parameters
+from hotbed.serve import export
 from hotbed.storage import Storage
 from hotbed.tables import Table
 
@@ -56,6 +57,7 @@ __all__ = [
     "dist",
     "distribute",
     "erase",
+    "export",
     "graphed",
     "init",
     "load",
@@ -65,6 +67,7 @@ __all__ = [
     "optim",
     "plan",
     "save",
+    "serve",
     "split_parameters",
     "train",
     "unconvert",

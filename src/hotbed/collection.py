@@ -87,7 +87,8 @@ class EmbeddingCollection(TablesByName):
         self._live = list(live.values())
         position = {name: t for t, name in enumerate(live)}
         self._table_of = [position[name] for name in self.features.values()]
-        self._in_order = False  # takes and returns a list instead of a dict
+        self.in_order = False
+        """True if it takes and returns a list, as one made of layers without names does."""
         self._own(live)
 
     @classmethod
@@ -114,7 +115,7 @@ class EmbeddingCollection(TablesByName):
         collection = cls.__new__(cls)
         nn.Module.__init__(collection)
         collection._serve(live, features)
-        collection._in_order = names is None
+        collection.in_order = names is None
         return collection
 
     @property
@@ -135,12 +136,12 @@ class EmbeddingCollection(TablesByName):
             if bag.jagged and self._live[self._table_of[f]].spec.combiner == "none":
                 assert bag.offsets is not None
                 outputs[f] = Jagged(looked_up[f], bag.offsets)
-        if self._in_order:
+        if self.in_order:
             return outputs
         return dict(zip(self.features, outputs, strict=True))
 
     def _read(self, inputs: object) -> list[Bags]:
-        if self._in_order:
+        if self.in_order:
             if isinstance(inputs, (list, tuple)):
                 if len(inputs) != len(self.features):
                     raise InputError(

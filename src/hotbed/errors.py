@@ -75,8 +75,8 @@ class OutOfMemory(HotbedError, MemoryError):
 class StorageError(HotbedError, OSError):
     """A tier that cannot hold what it must, or cannot read or write; no row is lost.
 
-    ``errno`` is the system's number, where it has refused something; ``needed`` is the number of rows or bytes that would be needed, where one is; ``path`` the file or
-    folder that it is about.
+    ``errno`` is the system's number, where it has refused something; ``needed`` the number of rows or bytes
+    that would be needed, where one is; ``path`` the file or folder that it is about.
     """
 
     needed: int = 0

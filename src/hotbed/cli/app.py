@@ -10,6 +10,7 @@ import typer
 from typer.core import TyperCommand
 
 from hotbed.cli import checkpoint, data
+from hotbed.cli.export import export
 from hotbed.cli.inspect import inspect
 from hotbed.cli.plan import plan
 from hotbed.cli.predict import predict
@@ -70,6 +71,9 @@ def hotbed(
       [cyan]hotbed predict model --data day_2.tsv.gz --out scores.csv[/cyan]
       Writes the click probability of each sample of a log, with or without labels.
 
+      [cyan]hotbed export model bundle --data day_2.tsv.gz[/cyan]
+      Writes what answers requests without Hotbed: ONNX, and rows that are mapped into memory.
+
       [cyan]hotbed report runs/1[/cyan]
       Draws what train --run has recorded as one HTML page.
 
@@ -126,7 +130,7 @@ def _spread(args: list[str]) -> list[str]:
     return spread
 
 
-for command in (train, predict, report, inspect, plan, dump):
+for command in (train, predict, export, report, inspect, plan, dump):
     app.command(cls=Command)(command)
 app.command("import", cls=Command)(import_)
 app.command("row-server", cls=Command)(row_server)

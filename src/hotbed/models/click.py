@@ -224,7 +224,7 @@ class ClickModel(nn.Module):
         has_none = not self.num_dense and "dense" not in batch
         dense = None if has_none else dense_of(self, batch, self.num_dense)
         vectors = list(self.embeddings(self.embedding_inputs(batch)).values())
-        dense = vectors[0].new_empty(len(vectors[0]), 0) if dense is None else dense
+        dense = vectors[0].new_empty(vectors[0].shape[0], 0) if dense is None else dense
         check_samples(self, dense, self.features[0], vectors[0])
         if self.wide is None:
             return vectors, None

@@ -53,7 +53,9 @@ def check_samples(model: object, dense: Tensor, feature: str, vectors: Tensor) -
             f"{type(model).__name__}: batch['dense'] is torch.float64, and the vectors are {vectors.dtype}. "
             "Convert it with .float()."
         )
-    if len(dense) != len(vectors):
+    # torch.export takes what len() gives for a constant.
+    samples = vectors.shape[0] if isinstance(vectors, Tensor) else len(vectors)
+    if dense.shape[0] != samples:
         raise InputError(
             f"{type(model).__name__}: batch['dense'] has {len(dense)} samples, and feature {feature!r} "
             f"{len(vectors)}. Give all of a batch the same number."

@@ -122,11 +122,11 @@ class TwoTower(ClickModel):
         for name in features:
             if name not in batch:
                 raise InputError(f"Feature {name!r} is missing; the batch has {', '.join(batch)}.")
-        count = len(batch[features[0]])
-        empty = Jagged(
-            torch.empty(0, dtype=torch.int64), lengths=torch.zeros(count, dtype=torch.int64)
-        )
-        wanted = {name: batch[name] if name in features else empty for name in self.features}
+        wanted: dict[str, object] = {name: batch[name] for name in features}
+        if len(wanted) < len(self.features):
+            lengths = torch.zeros(len(batch[features[0]]), dtype=torch.int64)
+            empty = Jagged(torch.empty(0, dtype=torch.int64), lengths=lengths)
+            wanted = {name: wanted.get(name, empty) for name in self.features}
         vectors = self.embeddings(wanted)
         return [vectors[name] for name in features]
 

@@ -1,0 +1,83 @@
+"""`hotbed export`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from hotbed.cli.errors import in_one_sentence
+
+
+def export(
+    folder: Annotated[
+        str,
+        typer.Argument(metavar="DIR", help="What `hotbed train` wrote to --save or --checkpoint."),
+    ],
+    out: Annotated[str, typer.Argument(metavar="BUNDLE", help="The folder to write.")],
+    data: Annotated[
+        list[str],
+        typer.Option(
+            "--data",
+            metavar="PATH...",
+            help="Files as `hotbed predict` takes them, of which the first samples are the bundle's sample "
+            "request.",
+        ),
+    ],
+    rows: Annotated[
+        str, typer.Option(metavar="float32|float16|int8|int4", help="How rows are stored.")
+    ] = "float32",
+    default: Annotated[
+        str,
+        typer.Option(
+            metavar="zeros|mean", help="The vector of an id without row: zeros, or the rows' mean."
+        ),
+    ] = "zeros",
+    host: Annotated[
+        str | None,
+        typer.Option(
+            "--host",
+            metavar="SIZE",
+            help="Memory that the model's tables may take, like 2GB; the rest goes to --ssd. Default: all "
+            "of them lie in memory.",
+        ),
+    ] = None,
+    ssd: Annotated[
+        str | None,
+        typer.Option("--ssd", metavar="FOLDER", help="Where rows go that do not fit into --host."),
+    ] = None,
+) -> None:
+    """Write a saved model as a bundle, which answers requests without Hotbed and torch.
+
+    BUNDLE has the dense part as ONNX, rows in files that are mapped into memory, what is asked with and
+    answered, and a sample request. An earlier bundle there is replaced. It needs
+    pip install 'hotbed[export]'.
+
+    [bold]Examples[/bold]
+
+      [cyan]hotbed export model bundle --data day_2.tsv[/cyan]
+
+      [cyan]hotbed export runs/1 bundle --data day_2.tsv --rows int8[/cyan]
+    """
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    with in_one_sentence({"host": host, "ssd": ssd}, console):
+        from hotbed.checkpoint.folder import is_of_checkpoints
+        from hotbed.serve.bundle import is_of_a_bundle
+        from hotbed.serve.saved import export_saved
+        from hotbed.train.paths import Folder, Named, refuse_clashes
+        from hotbed.train.settings import storage_of
+
+        refuse_clashes(
+            reads=[Named("--data", path) for path in data],
+            writes=[],
+            folders=[
+                Folder(Named("DIR", folder), is_of_checkpoints),
+                Folder(Named("BUNDLE", out), is_of_a_bundle),
+            ],
+        )
+        storage = storage_of(host, ssd, False, saved_in=[folder])
+        with console.status("Exporting ..."):
+            size = export_saved(folder, out, data, rows, default, storage)
+    typer.echo(f"{out}: {size / 1e6:,.1f} MB. It answers with onnxruntime and NumPy.")

@@ -1,0 +1,6 @@
+"""Models that answer requests, from bundles that need neither torch nor Hotbed; see docs/serving.md."""
+
+from hotbed.serve.bundle import BundleError, ExportError
+from hotbed.serve.exporting import export
+
+__all__ = ["BundleError", "ExportError", "export"]

@@ -1,0 +1,145 @@
+"""What lies in a bundle: a folder from which a model answers.
+
+::
+
+    DIR/
+        bundle.json              this, with the signature
+        dense.onnx               the dense part
+        dense.pt2                the same as a program of torch.export, if it was asked for
+        sample.json              a request and its answer
+        tables/N.ids.npy         of a dynamic table: ids, rising
+        tables/N.rows.npy        rows, in the order of the ids
+        tables/N.scales.npy      of rows in few bits: scale and offset of each
+        tables/N.default.npy     the vector of an id without row
+"""
+
+from __future__ import annotations
+
+from typing import TypedDict
+
+from hotbed.checkpoint.entries import ModelEntry
+from hotbed.errors import HotbedError
+
+__all__ = [
+    "DENSE",
+    "FORMAT",
+    "MANIFEST",
+    "PROGRAM",
+    "SAMPLE",
+    "TABLES",
+    "VERSION",
+    "BundleError",
+    "Bundle",
+    "ExportError",
+    "FileEntry",
+    "InputEntry",
+    "LookupEntry",
+    "OutputEntry",
+    "TableEntry",
+    "is_of_a_bundle",
+]
+
+FORMAT, VERSION = "hotbed bundle", 1
+MANIFEST, DENSE, PROGRAM, SAMPLE, TABLES = (
+    "bundle.json",
+    "dense.onnx",
+    "dense.pt2",
+    "sample.json",
+    "tables",
+)
+
+
+def is_of_a_bundle(name: str) -> bool:
+    """Return True for files of a bundle, by their paths in it."""
+    return name in (MANIFEST, DENSE, PROGRAM, SAMPLE) or name.partition("/")[0] == TABLES
+
+
+class BundleError(HotbedError, ValueError):
+    """A folder is no bundle, or is damaged."""
+
+
+class ExportError(HotbedError, ValueError):
+    """A model cannot be exported as it is."""
+
+
+class FileEntry(TypedDict):
+    """A file of a bundle."""
+
+    name: str
+    """Path in the bundle, with slashes."""
+    bytes: int
+    crc32c: str
+    """Of all of it, in eight hexadecimal digits."""
+
+
+class TableEntry(TypedDict):
+    """A table, as its rows lie in the bundle."""
+
+    files: str
+    """What their names begin with, such as tables/0."""
+    dim: int
+    rows: int
+    """How many there are."""
+    static: bool
+    """True: ids are 0 to `rows` - 1. False: any int64; those without a row have the default vector."""
+    stored_as: str
+    """float32, float16, int8 or int4."""
+
+
+class InputEntry(TypedDict):
+    """Something that is asked with."""
+
+    name: str
+    kind: str
+    """ids or numbers."""
+    dtype: str
+    """int64 of ids; of numbers NumPy's name."""
+    shape: list[int]
+    """Of one sample: [] a value, [k] so many; [-1] of ids: any number."""
+    dense: bool
+    """True: the dense part takes it, too, by this name."""
+
+
+class LookupEntry(TypedDict):
+    """Vectors that are looked up."""
+
+    input: str
+    """Whose ids."""
+    table: str
+    combiner: str
+    """none, sum, mean, sqrtn or max."""
+    padding_idx: int | None
+    """This id is none."""
+    vectors: str
+    """The input of the dense part that takes them."""
+    dtype: str
+    """In which it takes them, and rows are combined."""
+
+
+class OutputEntry(TypedDict):
+    """Something that is answered."""
+
+    name: str
+    dtype: str
+    shape: list[int]
+    """Of one sample."""
+
+
+class Bundle(TypedDict):
+    """The manifest."""
+
+    format: str
+    version: int
+    model: ModelEntry | None
+    """Of `hotbed.models`: name, arguments and, if there is one, schema."""
+    model_version: str
+    """What answers carry: of which training step they are, and another one for each bundle."""
+    inputs: list[InputEntry]
+    lookups: list[LookupEntry]
+    outputs: list[OutputEntry]
+    tables: dict[str, TableEntry]
+    files: list[FileEntry]
+    made_with: dict[str, str]
+    """Versions of hotbed, torch and onnx, and the opset of ONNX."""
+    largest_difference: float
+    """Between answers of onnxruntime and of torch, of the sample."""

@@ -1,0 +1,234 @@
+"""The dense part of a model, with looked-up vectors as inputs, as a program of `torch.export` and as ONNX."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import warnings
+from collections.abc import Iterator, Mapping, MutableSequence, Sequence
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import (
+    register_module_forward_hook,
+    register_module_forward_pre_hook,
+)
+from torch.utils import _pytree as pytree
+
+from hotbed.jagged import Jagged
+from hotbed.serve.bundle import ExportError
+from hotbed.serve.lookups import Lookup, WithoutTables
+
+__all__ = ["Leaves", "OnnxModel", "Program", "leaves_of", "named_outputs", "onnx_of", "program_of"]
+
+
+class _Named(Protocol):
+    name: str
+
+
+class _Node(Protocol):
+    input: MutableSequence[str]
+    output: Sequence[str]
+
+
+class _Graph(Protocol):
+    input: list[_Named]
+    initializer: Sequence[_Named]
+    node: Sequence[_Node]
+
+
+class _Opset(Protocol):
+    domain: str
+    version: int
+
+
+class OnnxModel(Protocol):
+    """An ``onnx.ModelProto``."""
+
+    graph: _Graph
+    opset_import: Sequence[_Opset]
+
+    def SerializeToString(self) -> bytes: ...
+
+
+class Leaves(NamedTuple):
+    """Tensors and `Jagged`s of a sample, by name, and how they lie in it."""
+
+    named: dict[str, object]
+    places: pytree.TreeSpec
+
+    def sample(self, values: Mapping[str, object]) -> tuple[object, ...]:
+        """Return arguments of the model's forward with other values."""
+        found: tuple[object, ...] = pytree.tree_unflatten([*values.values()], self.places)
+        return found
+
+
+def leaves_of(model: nn.Module, args: tuple[object, ...]) -> Leaves:
+    """Return the leaves of a forward's arguments: of one mapping by its keys, else by argument."""
+    found, places = pytree.tree_flatten_with_path(args, lambda x: isinstance(x, Jagged))
+    named: dict[str, object] = {}
+    for path, leaf in found:
+        keys = [str(getattr(key, "key", getattr(key, "idx", ""))) for key in path]
+        name = ".".join(keys[1:] if len(args) == 1 and len(keys) > 1 else keys)
+        named["input" if len(args) == 1 and len(keys) == 1 else name] = leaf
+    return Leaves(named, places)
+
+
+class Program(NamedTuple):
+    """The dense part."""
+
+    exported: torch.export.ExportedProgram
+    inputs: list[str]
+    """Names: vectors, then other leaves."""
+
+
+class _Dense(nn.Module):
+    """Takes vectors, then all leaves that are tensors."""
+
+    def __init__(self, bare: WithoutTables, lookups: Sequence[Lookup], leaves: Leaves) -> None:
+        super().__init__()
+        self.model = bare.model
+        self._owners = bare.owners
+        self._names = [lookup.name for lookup in lookups]
+        self._leaves = leaves
+
+    def forward(self, vectors: list[Tensor], tensors: list[Tensor]) -> object:
+        named = dict(zip(self._names, vectors, strict=True))
+        for name, owner in self._owners.items():
+            owner.given = iter([owner.as_returned(name, named)])
+        rest = iter(tensors)
+        values = {
+            name: next(rest) if isinstance(leaf, Tensor) else leaf
+            for name, leaf in self._leaves.named.items()
+        }
+        found: object = self.model(*self._leaves.sample(values))
+        return found
+
+
+def program_of(bare: WithoutTables, lookups: Sequence[Lookup], leaves: Leaves) -> Program:
+    """Return the dense part for batches of any size.
+
+    Raises:
+        ExportError: it cannot be written as a program; the layer is named.
+    """
+    tensors = {name: leaf for name, leaf in leaves.named.items() if isinstance(leaf, Tensor)}
+    vectors = [lookup.vectors for lookup in lookups]
+    samples = vectors[0].shape[0] if vectors else 0
+    if samples < 2:
+        raise ExportError(
+            f"The sample has {samples} samples. Give at least two, so that the batch can be told from "
+            "other dimensions."
+        )
+    batch = torch.export.Dim("batch")
+
+    def any_batch(tensor: Tensor) -> dict[int, object] | None:
+        return {0: batch} if tensor.dim() and tensor.shape[0] == samples else None
+
+    shapes = [any_batch(each) for each in vectors], [any_batch(each) for each in tensors.values()]
+    dense = _Dense(bare, lookups, leaves)
+    with _layer_named(bare.model), torch.no_grad(), _quiet():
+        exported = torch.export.export(
+            dense, (vectors, [*tensors.values()]), dynamic_shapes=shapes, strict=False
+        )
+    return Program(exported, [*(lookup.name for lookup in lookups), *tensors])
+
+
+def named_outputs(outputs: object) -> dict[str, Tensor]:
+    """Return what a forward returns, by name: keys of a dict, ``output`` for a tensor, else ``output_N``.
+
+    Raises:
+        ExportError: something is no tensor.
+    """
+    found, _ = pytree.tree_flatten_with_path(outputs)
+    named: dict[str, Tensor] = {}
+    for number, (path, leaf) in enumerate(found):
+        keys = ".".join(str(getattr(key, "key", number)) for key in path)
+        name = "output" if not path else keys if isinstance(outputs, dict) else f"output_{number}"
+        if not isinstance(leaf, Tensor) or not leaf.dim():
+            raise ExportError(f"The model returns {type(leaf).__name__}, not a number a sample.")
+        named[name] = leaf
+    return named
+
+
+def onnx_of(program: Program, outputs: Sequence[str]) -> OnnxModel:
+    """Return the dense part as ONNX: inputs that nothing uses are left out, and parameters
+    have their names in the model's state_dict.
+
+    Raises:
+        ExportError: ONNX has no counterpart of an operation.
+    """
+    try:
+        with _quiet(), torch.no_grad():
+            made = torch.onnx.export(
+                program.exported,
+                dynamo=True,
+                verbose=False,
+                input_names=program.inputs,
+                output_names=[*outputs],
+            )
+    except torch.onnx.errors.OnnxExporterError as error:
+        raise ExportError(f"The dense part cannot be written as ONNX: {error}") from error
+    assert made is not None
+    model: OnnxModel = made.model_proto
+    graph = model.graph
+    used = {name for node in graph.node for name in node.input}
+    unused = [given for given in graph.input if given.name not in used]
+    for given in unused:
+        graph.input.remove(given)
+    taken = {value.name for value in graph.input} | {o for node in graph.node for o in node.output}
+    names = {
+        each.name: each.name.removeprefix("model.")
+        for each in graph.initializer
+        if each.name.startswith("model.") and each.name.removeprefix("model.") not in taken
+    }
+    for each in graph.initializer:
+        each.name = names.get(each.name, each.name)
+    for node in graph.node:
+        node.input[:] = [names.get(name, name) for name in node.input]
+    return model
+
+
+@contextlib.contextmanager
+def _layer_named(model: nn.Module) -> Iterator[None]:
+    """An error while a model is traced becomes an `ExportError` that names the innermost layer."""
+    names = {module: name for name, module in model.named_modules()}
+    inside: list[nn.Module] = []
+
+    def enter(module: nn.Module, *_: object) -> None:
+        inside.append(module)
+
+    def leave(module: nn.Module, *_: object) -> None:
+        while inside and inside.pop() is not module:
+            pass
+
+    with contextlib.ExitStack() as stack:
+        for hook in (
+            register_module_forward_pre_hook(enter),
+            register_module_forward_hook(leave),
+        ):
+            stack.callback(hook.remove)
+        try:
+            yield
+        except Exception as error:
+            at = [names[module] for module in inside if names.get(module)]
+            where = f"Layer {at[-1]!r}" if at else "The model"
+            text = str(error).strip().split("\n")[0]
+            raise ExportError(
+                f"{where} cannot be exported: {text} What is done with vectors must not depend on their "
+                "values or on how many samples there are."
+            ) from error
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Warnings of torch's exporters about torch are not a user's."""
+    log = logging.getLogger("torch.onnx")
+    before = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        log.setLevel(before)

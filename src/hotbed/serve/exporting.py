@@ -1,0 +1,291 @@
+"""Models as bundles."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.metadata
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from hotbed import _core
+from hotbed.arrays import id_tensor
+from hotbed.checkpoint.deltas import new_uid
+from hotbed.checkpoint.files import write_json_sealed
+from hotbed.checkpoint.models import description_of
+from hotbed.errors import TableError
+from hotbed.files import appearing_folder
+from hotbed.modules.owner import tables_of
+from hotbed.serve.asking import as_rows, first_samples, inputs_of, lookups_of_ids, outputs_of
+from hotbed.serve.bundle import (
+    DENSE,
+    FORMAT,
+    MANIFEST,
+    PROGRAM,
+    SAMPLE,
+    TABLES,
+    VERSION,
+    BundleError,
+    ExportError,
+    FileEntry,
+    InputEntry,
+    LookupEntry,
+    TableEntry,
+)
+from hotbed.serve.dense import Leaves, OnnxModel, leaves_of, named_outputs, onnx_of, program_of
+from hotbed.serve.lookups import Recorded, WithoutTables, recorded
+from hotbed.serve.reading import BundleTable, vectors_of
+from hotbed.serve.row_formats import ROW_FORMATS
+from hotbed.serve.table_files import write_table
+
+__all__ = ["export"]
+
+TOLERANCE = 1e-5
+"""Of the answers of onnxruntime, beside those of torch: absolute, and relative to the largest."""
+DEFAULTS = ("zeros", "mean")
+SHOWN = 4
+"""Samples in the sample request."""
+
+
+def export(
+    model: nn.Module,
+    path: str | os.PathLike[str],
+    *,
+    sample: object,
+    rows: str = "float32",
+    tables: Mapping[str, object] | None = None,
+    default: str = "zeros",
+    program: bool = False,
+    step: int | None = None,
+) -> Path:
+    """Write a model as a bundle, which answers with onnxruntime and NumPy alone; see docs/serving.md.
+
+    The dense part is one ONNX model for batches of any size, with the looked-up vectors as inputs; rows
+    lie in files that are mapped into memory. Answers of both are compared before anything is there.
+
+    Args:
+        path: a folder, which is made, or an earlier bundle, which is replaced.
+        sample: a batch of at least two samples, as ``model(sample)`` takes it; a tuple: several arguments.
+        rows: "float32", "float16", "int8" or "int4"; see `hotbed.serve.row_formats`.
+        tables: ids of dynamic tables by their names in the model's state_dict, whose rows alone are written.
+        default: the vector of an id without row: "zeros", or the "mean" of the table's rows.
+        program: whether the dense part is written as a `torch.export` program, too. It is a pickle.
+        step: of the training, for answers to tell.
+
+    Returns:
+        The folder.
+
+    Raises:
+        ExportError: the model computes ids, or does with vectors what no program can; the layer is named. Or
+            there is no such kind of rows or default.
+        TableError: there is no such table.
+        BundleError: something else is at `path`.
+        ImportError: ``pip install 'hotbed[export]'``.
+        OSError, StorageError: it cannot be written; what was there is there.
+    """
+    for name, value, known in (("rows", rows, [*ROW_FORMATS]), ("default", default, DEFAULTS)):
+        if value not in known:
+            raise ExportError(f"{name} is {value!r}. Pass one of {', '.join(known)}.")
+    for module in ("onnx", "onnxscript", "onnxruntime"):
+        _needed(module)
+    target = os.path.abspath(path)
+    if os.path.lexists(target) and not os.path.isfile(os.path.join(target, MANIFEST)):
+        raise BundleError(f"{target} is there, and no bundle. Name another folder.")
+    stems = {table: stem for stem, table in tables_of(model).items()}
+    only = _only(tables, {stem: table.spec.rows for table, stem in stems.items()})
+    traced = _traced(model, sample if isinstance(sample, tuple) else (sample,))
+    lookups = lookups_of_ids(traced.found.lookups, traced.leaves.named, stems)
+    with _in_place_of(target) as folder:
+        os.mkdir(os.path.join(folder, TABLES))
+        entries: dict[str, TableEntry] = {}
+        for table in dict.fromkeys(lookup.table for lookup in traced.found.lookups):
+            files, stem = f"{TABLES}/{len(entries)}", stems[table]
+            entries[stem] = write_table(
+                folder, files, table, ROW_FORMATS[rows], only.get(stem), default
+            )
+        with open(os.path.join(folder, DENSE), "wb") as file:
+            file.write(traced.onnx.SerializeToString())
+        if program:
+            torch.export.save(traced.exported, os.path.join(folder, PROGRAM))
+        taken = [each.name for each in traced.onnx.graph.input]
+        inputs = inputs_of(traced.leaves.named, lookups, taken)
+        _write_sample(folder, traced, inputs, lookups, entries)
+        about: dict[str, object] = {
+            "format": FORMAT,
+            "version": VERSION,
+            "model": description_of(model),
+            "model_version": f"{'' if step is None else f'{step}-'}{new_uid()[:8]}",
+            "inputs": inputs,
+            "lookups": lookups,
+            "outputs": outputs_of(named_outputs(traced.found.outputs)),
+            "tables": entries,
+            "files": _files_in(folder),
+            "made_with": _versions(traced.onnx),
+            "largest_difference": traced.difference,
+        }
+        write_json_sealed(os.path.join(folder, MANIFEST), about)
+    return Path(target)
+
+
+def _write_sample(
+    folder: str,
+    traced: _Traced,
+    inputs: Sequence[InputEntry],
+    lookups: Sequence[LookupEntry],
+    entries: Mapping[str, TableEntry],
+) -> None:
+    """Write a request of a few samples, and what the bundle answers."""
+    outputs = named_outputs(traced.found.outputs)
+    count = len(next(iter(outputs.values())))
+    shown = {
+        each["name"]: first_samples(traced.leaves.named[each["name"]], SHOWN, count)
+        for each in inputs
+    }
+    tables = {stem: BundleTable(folder, about) for stem, about in entries.items()}
+    vectors = {
+        each["vectors"]: vectors_of(each, tables[each["table"]], shown[each["input"]])
+        for each in lookups
+    }
+    answers = _answered(traced.session, {**shown, **vectors}, [*outputs])
+    with open(os.path.join(folder, SAMPLE), "w", encoding="utf-8") as text:
+        json.dump({"instances": as_rows(shown), "predictions": as_rows(answers)}, text, indent=1)
+
+
+class _Named(Protocol):
+    name: str
+
+
+class _Session(Protocol):
+    """An ``onnxruntime.InferenceSession``."""
+
+    def get_inputs(self) -> Sequence[_Named]: ...
+    def run(
+        self, names: Sequence[str], given: Mapping[str, NDArray[np.generic]]
+    ) -> Sequence[NDArray[np.generic]]: ...
+
+
+class _Traced(NamedTuple):
+    leaves: Leaves
+    found: Recorded
+    exported: torch.export.ExportedProgram
+    onnx: OnnxModel
+    session: _Session
+    difference: float
+
+
+def _traced(model: nn.Module, args: tuple[object, ...]) -> _Traced:
+    """Trace a model, in evaluation mode, and compare what ONNX answers with it."""
+    bare = WithoutTables(model)
+    bare.model.eval()
+    leaves = leaves_of(model, args)
+    found = recorded(bare, args)
+    if not found.lookups:
+        raise ExportError("The model looks up nothing of this sample. torch.onnx.export does it.")
+    traced = program_of(bare, found.lookups, leaves)
+    outputs = named_outputs(found.outputs)
+    onnx = onnx_of(traced, [*outputs])
+    session = _needed("onnxruntime").InferenceSession(
+        onnx.SerializeToString(), providers=["CPUExecutionProvider"]
+    )
+    count = len(next(iter(outputs.values())))
+    difference = 0.0
+    for some in (count, count - 1):
+        part = {name: first_samples(leaf, some, count) for name, leaf in leaves.named.items()}
+        again = found if some == count else recorded(bare, leaves.sample(part))
+        given = {name: leaf for name, leaf in part.items() if isinstance(leaf, Tensor)}
+        given |= {lookup.name: lookup.vectors for lookup in again.lookups}
+        wanted = named_outputs(again.outputs)
+        for name, answer in _answered(session, given, [*wanted]).items():
+            expected = wanted[name].detach().cpu()
+            same = answer.shape == expected.shape
+            away = float((answer - expected).abs().max()) if same else float("nan")
+            difference = max(difference, away)
+            if not away <= TOLERANCE * max(1.0, float(expected.abs().max())):
+                raise ExportError(
+                    f"The dense part answers {name!r} otherwise than the model, by {away:.3g}, with {some} "
+                    f"of {count} samples. Is something random in it, or fixed to the number of samples?"
+                )
+    return _Traced(leaves, found, traced.exported, onnx, session, difference)
+
+
+def _answered(
+    session: _Session, given: Mapping[str, object], names: Sequence[str]
+) -> dict[str, Tensor]:
+    """Return what onnxruntime answers. `given`: by name what it takes, and other things."""
+    fed = {}
+    for each in session.get_inputs():
+        tensor = given[each.name]
+        assert isinstance(tensor, Tensor)
+        fed[each.name] = tensor.detach().cpu().numpy()
+    answers = session.run([*names], fed)
+    return {name: torch.from_numpy(each) for name, each in zip(names, answers, strict=True)}
+
+
+def _only(
+    tables: Mapping[str, object] | None, known: Mapping[str, int | None]
+) -> dict[str, Tensor]:
+    """Return the ids that are wanted, checked, rising."""
+    found = {}
+    for stem, ids in (tables or {}).items():
+        if stem not in known:
+            raise TableError(f"tables has {stem!r}, and there are {', '.join(known)}.")
+        if known[stem] is not None:
+            raise TableError(f"Table {stem!r} is static, and is written as a whole. Leave it out.")
+        wanted = id_tensor(f"tables[{stem!r}]", ids).to(device="cpu", dtype=torch.int64)
+        found[stem] = torch.unique(wanted)
+    return found
+
+
+def _needed(module: str) -> ModuleType:
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise ImportError(
+            f"hotbed.export needs {module}: pip install 'hotbed[export]'", name=module
+        ) from error
+
+
+@contextlib.contextmanager
+def _in_place_of(target: str) -> Iterator[str]:
+    """For a ``with`` statement: the folder to fill, which is at `target` then; an earlier bundle goes."""
+    with contextlib.ExitStack() as stack:
+        with appearing_folder(f"{target}.new") as folder:
+            yield folder
+        if os.path.lexists(target):
+            before = f"{target}.{new_uid()[:8]}.before"
+            os.rename(target, before)
+            stack.callback(shutil.rmtree, before, ignore_errors=True)
+        os.rename(f"{target}.new", target)
+
+
+def _files_in(folder: str) -> list[FileEntry]:
+    found: list[FileEntry] = []
+    for path in sorted(Path(folder).rglob("*")):
+        if path.is_file():
+            contents = (
+                np.memmap(path, np.uint8, "r") if path.stat().st_size else np.empty(0, np.uint8)
+            )
+            sum_of = _core.crc32c(contents)
+            name = path.relative_to(folder).as_posix()
+            found.append({"name": name, "bytes": contents.size, "crc32c": f"{sum_of:08x}"})
+    return found
+
+
+def _versions(onnx: OnnxModel) -> dict[str, str]:
+    opset = next(each.version for each in onnx.opset_import if not each.domain)
+    return {
+        "hotbed": importlib.metadata.version("hotbed"),
+        "torch": torch.__version__,
+        "onnx": _needed("onnx").__version__,
+        "opset": str(opset),
+    }

@@ -1,0 +1,63 @@
+"""Saved models as bundles: the whole of `hotbed export`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from hotbed.checkpoint.files import CheckpointError, others_loaded_by
+from hotbed.checkpoint.folder import latest
+from hotbed.checkpoint.loading import load_model
+from hotbed.checkpoint.manifest import read_manifest
+from hotbed.data import ColumnFiles, CriteoLog, Schema
+from hotbed.serve.bundle import ExportError
+from hotbed.serve.exporting import export
+from hotbed.storage import Storage
+
+__all__ = ["export_saved"]
+
+SAMPLES = 64
+
+
+def export_saved(
+    run: str,
+    out: str,
+    data: Sequence[str],
+    rows: str = "float32",
+    default: str = "zeros",
+    storage: Storage | None = None,
+) -> int:
+    """Write a saved model as a bundle. Returns its bytes.
+
+    Args:
+        run: a checkpoint, or a folder of them, of which the latest is meant.
+        data: click logs, or files of the model's schema, the first samples of which are the sample.
+
+    Raises:
+        HotbedError, ValueError, OSError: as of `hotbed.checkpoint.load_model` and `hotbed.export`.
+    """
+    folder = latest(run)
+    if folder is None:
+        raise CheckpointError(f"{run} has no complete checkpoint.")
+    with others_loaded_by(f"hotbed export {{path}} {out}"):
+        model = load_model(folder, storage=storage)
+    schema = getattr(model, "schema", None)
+    reader: CriteoLog | ColumnFiles
+    if isinstance(schema, Schema):
+        reader = ColumnFiles(data, schema, SAMPLES, labels="auto")
+    else:
+        reader = CriteoLog(data, SAMPLES, labels="auto")
+    sample = next(iter(reader), None)
+    if sample is None:
+        raise ExportError(f"--data {' '.join(data)} has no samples.")
+    with torch.no_grad():
+        path = export(
+            model,
+            out,
+            sample=sample,
+            rows=rows,
+            default=default,
+            step=read_manifest(folder)["step"],
+        )
+    return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())

@@ -1,0 +1,350 @@
+"""Bundles answer as the models that they were made of, by NumPy and onnxruntime alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from kept_in import storage_of
+from torch import Tensor, nn
+
+import hotbed as hb
+from hotbed.serve import BundleError, ExportError
+
+READER = Path(__file__).resolve().parents[2] / "examples" / "serve" / "read_bundle.py"
+Bundle = runpy.run_path(str(READER))["Bundle"]
+B = 6
+CLICKS = ("DLRM", "DeepFM", "WideDeep", "DCN", "AutoInt", "PNN", "FinalMLP", "MMoE")
+
+
+def ids(most: int, *shape: int) -> Tensor:
+    return torch.randint(0, most, shape or (B,))
+
+
+def jagged(most: int, count: int = B) -> hb.Jagged:
+    lengths = torch.randint(0, 5, (count,))
+    return hb.Jagged(ids(most, int(lengths.sum())), lengths=lengths)
+
+
+def asked_with(sample: dict[str, Any]) -> dict[str, Any]:
+    """As a request has it."""
+    return {
+        name: [bag.tolist() for bag in leaf] if isinstance(leaf, hb.Jagged) else leaf.tolist()
+        for name, leaf in sample.items()
+    }
+
+
+def check_answers(path: Path, model: nn.Module, sample: dict[str, Any]) -> None:
+    """The bundle answers as the model, with batches of any size, and as its own sample says."""
+    bundle = Bundle(path)
+    for count in (B, 1, 3):
+        part = {name: leaf[:count] for name, leaf in sample.items()}
+        with torch.no_grad():
+            expected = model.eval()(part)
+        (answer,) = bundle.predict(asked_with(part)).values()
+        np.testing.assert_allclose(answer, expected.numpy(), atol=1e-5, rtol=1e-5)
+    shown = json.loads((path / "sample.json").read_text())
+    rows = shown["instances"]
+    answers = bundle.predict({name: [row[name] for row in rows] for name in rows[0]})
+    for name, answer in answers.items():
+        told = [row[name] for row in shown["predictions"]]
+        np.testing.assert_allclose(answer, told, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", CLICKS)
+def test_every_click_model(name: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = getattr(hb.models, name)(["user", "item"])
+    sample = {"dense": torch.rand(B, 13), "user": ids(50), "item": ids(50), "label": torch.ones(B)}
+    model(sample)
+    path = hb.export(model, tmp_path / "bundle", sample=sample)
+    check_answers(path, model, sample)
+    about = json.loads((path / "bundle.json").read_text())
+    assert [each["name"] for each in about["inputs"]] == ["dense", "user", "item"]
+    assert about["model"]["name"] in hb.models.MODELS
+
+
+def test_histories_and_towers(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    item = hb.Table("item", 16, combiner=None, padding_idx=-1)
+    features = {"item": "item", "history": "item", "user": "user"}
+    model: nn.Module = hb.models.DIN([item, "user"], features=features)
+    history = torch.where(torch.rand(B, 4) < 0.3, -1, ids(9, B, 4))
+    sample = {"user": ids(9), "item": ids(9), "history": history}
+    model(sample)
+    path = hb.export(model, tmp_path / "din", sample=sample)
+    check_answers(path, model, sample)
+    inputs = {
+        each["name"]: each for each in json.loads((path / "bundle.json").read_text())["inputs"]
+    }
+    assert inputs["history"]["shape"] == [4] and inputs["history"]["dense"]
+    towers = hb.models.TwoTower(["user", "item"])
+    pair = {"user": ids(9), "item": ids(9)}
+    towers(pair)
+    check_answers(hb.export(towers, tmp_path / "towers", sample=pair), towers, pair)
+
+
+class Mixed(nn.Module):
+    """Tables of all kinds, and a dense part that sees every vector."""
+
+    def __init__(self, tables: list[hb.Table], storage: hb.Storage | None = None) -> None:
+        super().__init__()
+        self.vectors = hb.EmbeddingCollection(tables, seed=1, storage=storage)
+        self.top = nn.LazyLinear(2)
+
+    def forward(self, batch: dict[str, Any]) -> dict[str, Tensor]:
+        found = self.vectors({name: batch[name] for name in self.vectors.features})
+        flat = [each.flatten(1).float() for each in found.values()]
+        return {"score": self.top(torch.cat([*flat, batch["x"]], 1))}
+
+
+TABLES = st.builds(
+    lambda dim, static, combiner, dtype, padded: {
+        "dim": dim,
+        "rows": 20 if static else None,
+        "combiner": combiner,
+        "dtype": dtype,
+        "padding_idx": 3 if padded else None,
+    },
+    st.integers(1, 9),
+    st.booleans(),
+    st.sampled_from(["sum", "mean", "sqrtn", "max", None]),
+    st.sampled_from([torch.float32, torch.float16, torch.bfloat16]),
+    st.booleans(),
+)
+
+
+@settings(max_examples=12, deadline=None)
+@given(st.lists(TABLES, min_size=1, max_size=4), st.sampled_from(["memory", "ssd"]), st.data())
+def test_vectors_have_the_same_bits(
+    tmp_path_factory: pytest.TempPathFactory, given: list[dict[str, Any]], place: str, data: Any
+) -> None:
+    torch.manual_seed(data.draw(st.integers(0, 1000)))
+    folder = tmp_path_factory.mktemp("bundle")
+    tables = [hb.Table(f"t/{n}", **about) for n, about in enumerate(given)]
+    model = Mixed(tables, storage_of(place, folder))
+    sample: dict[str, Any] = {"x": torch.rand(B, 2)}
+    for table in tables:
+        forms = [ids(20), ids(20, B, 3)]
+        if table.combiner != "none":
+            forms.append(jagged(20))
+        sample[table.name] = forms[data.draw(st.integers(0, len(forms) - 1))]
+    model(sample)
+    for number, table in enumerate(tables):
+        # Ids that training has not met: in a bundle they have the default.
+        model.vectors.assign(table.name, range(20), torch.randn(20, given[number]["dim"]))
+    path = hb.export(model, folder / "out", sample=sample)
+    check_answers(path, Answer(model), sample)
+    bundle, asked = Bundle(path), asked_with(sample)
+    with torch.no_grad():
+        vectors = model.eval().vectors({table.name: sample[table.name] for table in tables})
+    for lookup in bundle.about["lookups"]:
+        expected = vectors[lookup["input"]].float().numpy()
+        found = bundle.vectors(lookup, asked[lookup["input"]])
+        np.testing.assert_array_equal(found.reshape(expected.shape), expected)
+
+
+class Answer(nn.Module):
+    """The one output of a model that has names for them."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, batch: dict[str, Any]) -> Tensor:
+        (found,) = self.model(batch).values()
+        return found
+
+
+@pytest.mark.parametrize(
+    ("rows", "step", "size"), [("float16", 2**-11, 32), ("int8", 1 / 255, 24), ("int4", 1 / 15, 12)]
+)
+def test_rows_in_few_bits(rows: str, step: float, size: int, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = Mixed([hb.Table("a", 16, 200)])
+    values = torch.randn(200, 16) * torch.logspace(-3, 3, 200)[:, None]
+    values[5] = 0.25  # all equal
+    values[6] = 0
+    model.vectors.assign("a", range(200), values)
+    sample = {"a": ids(200), "x": torch.rand(B, 2)}
+    model(sample)
+    path = hb.export(model, tmp_path / "b", sample=sample, rows=rows)
+    found = torch.from_numpy(Bundle(path).tables["vectors.a"].rows(np.arange(200)))
+    width = values.amax(1) - values.amin(1) if rows != "float16" else values.abs().amax(1)
+    assert (
+        (found - values).abs().amax(1) <= width * step * 0.55 + values.abs().amax(1) * 2**-11
+    ).all()
+    assert torch.equal(found[5:7], values[5:7])
+    stored = [path / f"tables/0.{part}.npy" for part in ("rows", "scales")]
+    bytes_of = [os.path.getsize(each) - 128 for each in stored if each.exists()]
+    assert sum(bytes_of) == 200 * size
+
+
+def test_ids_without_a_row(tmp_path: Path) -> None:
+    model = Mixed([hb.Table("a", 4)])
+    model.vectors.assign("a", [3, 5], torch.tensor([[1.0] * 4, [3.0] * 4]))
+    sample = {"a": torch.tensor([3, 5]), "x": torch.rand(2, 2)}
+    model(sample)
+    asked = np.array([3, 4, 5, -1])
+    for default, at in (("zeros", 0.0), ("mean", 2.0)):
+        path = hb.export(model, tmp_path / default, sample=sample, default=default)
+        rows = Bundle(path).tables["vectors.a"].rows(asked)
+        assert rows[:, 0].tolist() == [1.0, at, 3.0, at]
+    only = hb.export(model, tmp_path / "only", sample=sample, tables={"vectors.a": [5, 9]})
+    table = Bundle(only).tables["vectors.a"]
+    assert table.ids.tolist() == [5] and table.rows(asked)[:, 0].tolist() == [0, 0, 3, 0]
+    none = hb.export(model, tmp_path / "none", sample=sample, tables={"vectors.a": []})
+    assert Bundle(none).tables["vectors.a"].rows(asked).tolist() == [[0.0] * 4] * 4
+
+
+def test_the_reader_needs_neither_torch_nor_hotbed(tmp_path: Path) -> None:
+    model = Mixed([hb.Table("a", 4, combiner="mean")])
+    sample = {"a": jagged(9), "x": torch.rand(B, 2)}
+    model(sample)
+    path = hb.export(model, tmp_path / "b", sample=sample)
+    program = (
+        "import sys, runpy; sys.modules.update(torch=None, hotbed=None); "
+        f"sys.argv = ['', {str(path)!r}]; runpy.run_path({str(READER)!r}, run_name='__main__')"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    told = json.loads((path / "sample.json").read_text())["predictions"]
+    answers = json.loads(done.stdout)["score"]
+    np.testing.assert_allclose(answers, [row["score"] for row in told], atol=1e-5)
+    assert len(READER.read_text().splitlines()) <= 100
+
+
+def test_a_program_of_torch_export(tmp_path: Path) -> None:
+    model = Mixed([hb.Table("a", 4)])
+    sample = {"a": ids(9), "x": torch.rand(B, 2)}
+    expected = model(sample)["score"]
+    path = hb.export(model, tmp_path / "b", sample=sample, program=True)
+    program = torch.export.load(str(path / "dense.pt2")).module()
+    vectors = model.vectors({"a": sample["a"]})["a"]
+    found = program([vectors], [sample["a"], sample["x"]])["score"]
+    torch.testing.assert_close(found, expected)
+
+
+class Layer(nn.Module):
+    def forward(self, vector: Tensor) -> Tensor:
+        return vector * 2 if float(vector.detach().sum()) > 0 else vector
+
+
+class Odd(nn.Module):
+    """What no bundle can do."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__()
+        table = hb.Table("a", 4, combiner=None if what == "unpooled bags" else "sum")
+        self.vectors = hb.EmbeddingCollection([table], seed=0)
+        self.what, self.layer = what, nn.Sequential(Layer())
+
+    def forward(self, batch: dict[str, Any]) -> Tensor:
+        given = batch["a"]
+        if self.what == "computed ids":
+            given = given % 5
+        found = self.vectors({"a": given})["a"]
+        if self.what == "twice":
+            found = found + self.vectors({"a": given})["a"]
+        if self.what == "unpooled bags":
+            return found.values
+        if self.what == "random":
+            return found + torch.rand(found.shape)
+        if self.what == "a fixed batch":
+            return found + torch.ones(B, 1)
+        return self.layer(found) if self.what == "control flow" else found
+
+
+@pytest.mark.parametrize(
+    ("what", "told"),
+    [
+        ("computed ids", "ids of 'vectors.a' are computed by the model"),
+        ("twice", "'vectors.a' is looked up more than once"),
+        ("unpooled bags", "as many vectors as ids"),
+        ("weights", "with weights"),
+        ("control flow", "Layer 'layer.0' cannot be exported"),
+        ("random", "random in it"),
+        ("a fixed batch", "cannot be exported|fixed to the number of samples"),
+        ("one sample", "at least two"),
+    ],
+)
+def test_what_cannot_be_exported(what: str, told: str, tmp_path: Path) -> None:
+    bags = hb.Jagged([1, 2, 3, 4, 5, 6], lengths=[1] * B)
+    if what == "weights":
+        bags.weights = torch.ones(6)
+    sample = (
+        bags if what in ("unpooled bags", "weights") else ids(9, 1 if what == "one sample" else B)
+    )
+    with pytest.raises(ExportError, match=told):
+        hb.export(Odd(what), tmp_path / "b", sample={"a": sample})
+    assert [*tmp_path.iterdir()] == []
+
+
+def test_wrong_arguments(tmp_path: Path) -> None:
+    model = Mixed([hb.Table("a", 4), hb.Table("s", 4, 9)])
+    sample = {"a": ids(9), "s": ids(9), "x": torch.rand(B, 2)}
+    model(sample)
+    for name, value in (("rows", "int3"), ("default", "ones")):
+        with pytest.raises(ValueError, match=f"{name} is '{value}'"):
+            hb.export(model, tmp_path / "b", sample=sample, **{name: value})
+    for tables, told in (({"b": [1]}, "there are vectors.a"), ({"vectors.s": [1]}, "static")):
+        with pytest.raises(hb.TableError, match=told):
+            hb.export(model, tmp_path / "b", sample=sample, tables=tables)
+    model.vectors.assign("a", [1], torch.full((1, 4), torch.inf))
+    with pytest.raises(ExportError, match="not finite"):
+        hb.export(model, tmp_path / "b", sample=sample)
+    with pytest.raises(ExportError, match="looks up nothing"):
+        hb.export(nn.Linear(2, 2), tmp_path / "b", sample=torch.rand(2, 2))
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "file").write_text("mine")
+    with pytest.raises(BundleError, match="no bundle"):
+        hb.export(model, tmp_path / "mine", sample=sample)
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["mine"]
+
+
+def test_an_earlier_bundle_is_replaced_as_a_whole(tmp_path: Path, monkeypatch: Any) -> None:
+    model = Mixed([hb.Table("a", 4)])
+    sample = {"a": ids(9), "x": torch.rand(B, 2)}
+    model(sample)
+    path = hb.export(model, tmp_path / "b", sample=sample, step=3)
+    first = json.loads((path / "bundle.json").read_text())["model_version"]
+    assert first.startswith("3-")
+
+    def fail(*_: Any) -> Any:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("hotbed.serve.exporting.write_table", fail)
+        with pytest.raises(OSError, match="No space"):
+            hb.export(model, path, sample=sample)
+    assert json.loads((path / "bundle.json").read_text())["model_version"] == first
+    hb.export(model, path, sample=sample)
+    assert json.loads((path / "bundle.json").read_text())["model_version"] != first
+    assert [each.name for each in tmp_path.iterdir()] == ["b"]
+    check_answers(path, Answer(model), sample)
+
+
+def test_the_model_stays_as_it_is(tmp_path: Path) -> None:
+    model = hb.models.DeepFM(["user"])
+    sample = {"dense": torch.rand(B, 13), "user": ids(50)}
+    model(sample)
+    modules, forwards = [*model.modules()], [m.forward for m in model.modules()]
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    hb.export(model, tmp_path / "b", sample=sample)
+    assert model.training and [*model.modules()] == modules
+    assert [m.forward for m in model.modules()] == forwards
+    after = model.state_dict()
+    assert before.keys() == after.keys() and all(torch.equal(after[k], before[k]) for k in before)
+    new = {**sample, "user": torch.tensor([10**9] * B)}
+    hb.export(model, tmp_path / "new", sample=new)
+    assert not model.embeddings.contains("user", [10**9]).any()  # a sample trains nothing
