@@ -75,7 +75,7 @@ class Bundle:
         for each in self.about["lookups"]:
             fed[each["vectors"]] = self.vectors(each, asked[each["input"]]).astype(each["dtype"])
         names = [each["name"] for each in self.about["outputs"]]
-        return dict(zip(names, self.dense.run(names, fed)))
+        return dict(zip(names, self.dense.run(names, fed), strict=True))
 
     def vectors(self, lookup, asked):
         table, padding = self.tables[lookup["table"]], lookup["padding_idx"]
