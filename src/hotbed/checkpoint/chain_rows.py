@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from hotbed.checkpoint.chain import Link, is_of_removed
-from hotbed.checkpoint.files import DamagedError
+from hotbed.checkpoint.errors import DamagedError
 from hotbed.checkpoint.merge_columns import whole_rows
 from hotbed.checkpoint.rows import TableRows
 from hotbed.checkpoint.tensors import read_views

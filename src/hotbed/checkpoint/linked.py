@@ -21,9 +21,10 @@ import torch
 
 from hotbed import _core
 from hotbed.checkpoint.entries import LinkedLog, LinkedRows, Manifest, SizedFile, TableEntry
-from hotbed.checkpoint.files import DamagedError
+from hotbed.checkpoint.errors import DamagedError
 from hotbed.checkpoint.manifest import all_files, sources
 from hotbed.checkpoint.rows import TableRows
+from hotbed.checkpoint.stores import store_of
 from hotbed.errors import StorageError
 from hotbed.table.live import LiveTable
 from hotbed.table.lookups import Lookups
@@ -88,6 +89,7 @@ def linked_rows(
         wanted = {stem: rows for stem, rows in log["rows"].items() if stem in stems}
         if not wanted:
             continue
+        store_of(folder).refuse_links(f"{folder} has linked files, which")
         path = os.path.join(folder, log["name"])
         try:
             opened = _core.RowLog.open_to_read(path, locked=False)

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from hotbed.checkpoint.background import giving_memory_back
 from hotbed.checkpoint.beside_rows import kinds_of, refuse_other_model, several
-from hotbed.checkpoint.files import CheckpointError
+from hotbed.checkpoint.errors import CheckpointError
 from hotbed.checkpoint.folder import MANIFEST, opened
 from hotbed.checkpoint.half_loaded import Changes
 from hotbed.checkpoint.manifest import read_manifest

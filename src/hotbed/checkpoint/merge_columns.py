@@ -9,7 +9,7 @@ from torch import Tensor
 
 from hotbed import _core
 from hotbed.checkpoint.entries import Manifest, RuleEntry, Source
-from hotbed.checkpoint.files import DamagedError
+from hotbed.checkpoint.errors import DamagedError
 from hotbed.checkpoint.linked import linked_rows
 from hotbed.checkpoint.manifest import all_files, sources
 from hotbed.checkpoint.rows import TableRows, read_rows

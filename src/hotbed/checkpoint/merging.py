@@ -16,7 +16,7 @@ from hotbed.arrays import integer
 from hotbed.checkpoint.chain import Link, chain_of, fault_of_chain
 from hotbed.checkpoint.chain_rows import removed_in, rows_of_chain
 from hotbed.checkpoint.deltas import new_uid
-from hotbed.checkpoint.files import CheckpointError, DamagedError
+from hotbed.checkpoint.errors import CheckpointError, DamagedError
 from hotbed.checkpoint.folder import complete_in, opened, root_of
 from hotbed.checkpoint.manifest import VERSION, dense_file, read_manifest
 from hotbed.checkpoint.new import new_folder

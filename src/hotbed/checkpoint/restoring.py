@@ -20,7 +20,7 @@ from hotbed.checkpoint.chain import chain_of, fault_of_chain
 from hotbed.checkpoint.chain_rows import rows_of_chain
 from hotbed.checkpoint.deltas import mark, remember
 from hotbed.checkpoint.entries import Manifest
-from hotbed.checkpoint.files import CheckpointError, DamagedError
+from hotbed.checkpoint.errors import CheckpointError, DamagedError
 from hotbed.checkpoint.folder import MANIFEST
 from hotbed.checkpoint.half_loaded import Changes
 from hotbed.checkpoint.linked import adopted

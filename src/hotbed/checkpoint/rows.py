@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 
 from hotbed.checkpoint.entries import FileEntry, FileRows, Manifest, Written
-from hotbed.checkpoint.files import DamagedError
+from hotbed.checkpoint.errors import DamagedError
+from hotbed.checkpoint.stores import store_of
 from hotbed.checkpoint.tensors import read_views, write_tensors
 from hotbed.table.live import LiveTable
 from hotbed.table.records import Records
@@ -180,7 +181,7 @@ def read_rows(
     """
     wanted = [file for file in manifest["files"] if any(stem in stems for stem in file["rows"])]
     paths = [os.path.join(folder, file["name"]) for file in wanted]
-    most = max((_size(path) for path in paths), default=0)
+    most = max(_sizes_of(folder, wanted), default=0)
     memory: list[Tensor | None] = [None] * (_READERS + 1)
     if again and most <= 4 * FILE_BYTES:  # larger ones have memory of their own
         memory = [torch.empty(most, dtype=torch.uint8, device="cpu") for _ in memory]
@@ -197,11 +198,13 @@ def read_rows(
                     yield path, rows_in(path, manifest, file, stem, tensors)
 
 
-def _size(path: str) -> int:
+def _sizes_of(folder: str, files: Sequence[FileEntry]) -> list[int]:
+    """Bytes of files as they are, and not as a manifest says."""
     try:
-        return os.stat(path).st_size
-    except OSError:  # told when it is read
-        return 0
+        there = store_of(folder).sizes_in(folder)
+    except OSError:  # told when they are read
+        return []
+    return [there.get(file["name"], 0) for file in files]
 
 
 def rows_in(

@@ -21,7 +21,7 @@ from hotbed.checkpoint.background import (
 )
 from hotbed.checkpoint.begun import Begun, SaveCall, Saved, begin
 from hotbed.checkpoint.beside_rows import kinds_of, refuse_other_model
-from hotbed.checkpoint.files import CheckpointError
+from hotbed.checkpoint.errors import CheckpointError
 from hotbed.checkpoint.folder import root_of
 from hotbed.checkpoint.new import check_keep, check_step
 from hotbed.checkpoint.ranks import KIND, any_under_way, ranks_of, refuse_other_arguments
@@ -178,7 +178,7 @@ def save(
                 snapshot_memory=memory,
                 linked=linked,
             )
-            arguments = {**call, "path": os.path.normpath(root), **kinds}
+            arguments = {**call, **kinds}
             refuse_other_arguments("save", arguments, ranks)
             begun = begin(stack, call, model, optimizer, scheduler, loader)
             return _write(stack, call, ranks, begun)

@@ -13,7 +13,7 @@ from hotbed.arrays import id_tensor
 from hotbed.checkpoint.chain import chain_of
 from hotbed.checkpoint.chain_rows import rows_of_chain
 from hotbed.checkpoint.entries import TableEntry
-from hotbed.checkpoint.files import CheckpointError
+from hotbed.checkpoint.errors import CheckpointError
 from hotbed.checkpoint.folder import opened, root_of
 from hotbed.checkpoint.manifest import FORMAT, VERSION, read_manifest
 from hotbed.checkpoint.new import check_step, new_folder

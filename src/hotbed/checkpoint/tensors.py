@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
@@ -18,13 +17,8 @@ from torch import Tensor
 
 from hotbed import _core
 from hotbed.checkpoint.entries import Written
-from hotbed.checkpoint.files import (
-    CheckpointError,
-    DamagedError,
-    open_plain,
-    write_new,
-    write_new_beside,
-)
+from hotbed.checkpoint.errors import CheckpointError, DamagedError
+from hotbed.checkpoint.stores import store_of
 from hotbed.errors import OutOfMemory
 
 __all__ = ["CHUNK_BYTES", "DTYPES", "header_of", "read_tensors", "read_views", "write_tensors"]
@@ -60,7 +54,7 @@ def write_tensors(
 
     Args:
         tensors: several under one name are its parts, which differ in their first dimension.
-        beside: whether others work meanwhile, see `write_new_beside`.
+        beside: whether others work meanwhile, see `hotbed.checkpoint.stores.protocol.Store.write_new_beside`.
 
     Raises:
         CheckpointError: a tensor has a dtype that cannot be saved.
@@ -77,7 +71,8 @@ def write_tensors(
     size = len(first) + sum(part.nbytes for own in parts.values() for part in own)
     sums = _Checksums()
     pieces = (_bytes_of(part) for name in begins for part in parts[name])
-    write = write_new_beside if beside else write_new
+    store = store_of(path)
+    write = store.write_new_beside if beside else store.write_new
     write(path, sums.of_all(_chain(first, pieces)))
     return {"bytes": size, "crc32c": sums.ended()}
 
@@ -217,8 +212,8 @@ def _checked_bytes(path: str, expected: Mapping[str, object], into: Tensor | Non
             pass
         case _:
             raise DamagedError(f"{path} has no size and checksums in the manifest.")
-    with open_plain(path) as file:
-        there = os.fstat(file.fileno()).st_size
+    with store_of(path).open_plain(path) as file:
+        there = file.size
         if there != size:
             raise DamagedError(
                 f"{path} has {there:,} bytes and was saved with {size:,}. Copy or save it again."

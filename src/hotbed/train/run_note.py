@@ -11,7 +11,8 @@ import hashlib
 import os
 from pathlib import Path
 
-from hotbed.checkpoint.files import CheckpointError, read_json_sealed, write_json_sealed
+from hotbed.checkpoint.errors import CheckpointError
+from hotbed.checkpoint.files import read_json_sealed, write_json_sealed
 from hotbed.places.tiered.folder import is_own, logs_in
 
 __all__ = [
