@@ -89,7 +89,9 @@ def linked_rows(
         wanted = {stem: rows for stem, rows in log["rows"].items() if stem in stems}
         if not wanted:
             continue
-        store_of(folder).refuse_links(f"{folder} has linked files, which")
+        store_of(folder).refuse_links(
+            f"{folder} is to have hard links", "Pack a checkpoint before you copy it there."
+        )
         path = os.path.join(folder, log["name"])
         try:
             opened = _core.RowLog.open_to_read(path, locked=False)

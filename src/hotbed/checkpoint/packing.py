@@ -39,7 +39,9 @@ def pack(path: str | os.PathLike[str], *, progress: Callable[[int], None] | None
         CheckpointError: there is no such checkpoint, it is damaged or on object storage, or is read.
         OSError: it cannot be written; it is as it was.
     """
-    store_of(os.fsdecode(path)).refuse_links("hotbed.checkpoint.pack")
+    store_of(os.fsdecode(path)).refuse_links(
+        "hotbed.checkpoint.pack replaces hard links", "A checkpoint there is portable as it is."
+    )
     with opened(os.fsdecode(path)) as folder:
         pass  # and let it go, as this one changes it
     try:

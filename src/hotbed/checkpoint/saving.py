@@ -25,6 +25,7 @@ from hotbed.checkpoint.errors import CheckpointError
 from hotbed.checkpoint.folder import root_of
 from hotbed.checkpoint.new import check_keep, check_step
 from hotbed.checkpoint.ranks import KIND, any_under_way, ranks_of, refuse_other_arguments
+from hotbed.checkpoint.stores import store_of
 from hotbed.checkpoint.values import Saveable
 from hotbed.modules.owner import tables_of
 from hotbed.storage import parse_bytes
@@ -166,6 +167,8 @@ def save(
                 raise CheckpointError(
                     "linked=True saves rows as they lie, with their states. Leave linked or states=False out."
                 )
+            if linked:
+                store_of(root).refuse_links("linked=True makes hard links", "Leave linked out.")
             made_from = None if base is None else root_of(base)
             call = SaveCall(
                 path=root,

@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+import re
+
 from hotbed.checkpoint.stores.local import LOCAL
 from hotbed.checkpoint.stores.protocol import NewFolder, Reader, Store
 
 __all__ = ["NewFolder", "Reader", "Store", "store_of"]
 
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
+
 
 def store_of(path: str) -> Store:
-    """Return the store that has a path."""
-    return LOCAL
+    """Return the store that has a path: that of the scheme of ``scheme://...``, else this machine's.
+
+    Raises:
+        CheckpointError: the packages that the scheme needs are missing, or it is unknown.
+    """
+    if _URL.match(path) is None:
+        return LOCAL
+    from hotbed.checkpoint.stores.remote import RemoteStore
+
+    return RemoteStore(path)

@@ -108,7 +108,7 @@ class LocalStore:
                 )
         return ""
 
-    def refuse_links(self, called: str) -> None:
+    def refuse_links(self, what: str, remedy: str) -> None:
         """Do nothing: whether both ends share a file system is found when files are linked."""
 
     def is_complete(self, folder: str) -> bool:

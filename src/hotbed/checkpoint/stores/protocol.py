@@ -156,8 +156,13 @@ class Store(Protocol):
     def fault_of_files(self, folder: str, files: Iterable[SizedFile]) -> str:
         """Which of some files of a manifest is missing, no plain file or of another size; empty for none."""
 
-    def refuse_links(self, called: str) -> None:
-        """Raise CheckpointError where files cannot be shared by hard links. `called`: what needs them."""
+    def refuse_links(self, what: str, remedy: str) -> None:
+        """Raise CheckpointError where files cannot be hard links.
+
+        Args:
+            what: what makes or has them, as the beginning of a sentence.
+            remedy: what to do about it.
+        """
 
     # -- checkpoints
 
