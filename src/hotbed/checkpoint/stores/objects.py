@@ -51,14 +51,9 @@ class Objects:
         try:
             self._fs, _ = fsspec.core.url_to_fs(url, **options)
         except ImportError as error:
-            how = (
-                f"pip install 'hotbed[{_EXTRAS[scheme]}]'"
-                if scheme in _EXTRAS
-                else f"It says: {error}"
-            )
-            raise CheckpointError(
-                f"{url} needs a package that is not installed, for {scheme}://. {how}"
-            ) from None
+            extra = _EXTRAS.get(scheme)
+            how = str(error) if extra is None else f"pip install 'hotbed[{extra}]'"
+            raise CheckpointError(f"{url} needs a package that is not installed: {how}") from None
         except ValueError as error:
             raise CheckpointError(
                 f"{url} has a scheme that fsspec does not know: {error}"

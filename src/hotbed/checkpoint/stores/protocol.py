@@ -24,6 +24,9 @@ class Reader(AbstractContextManager["Reader"], Protocol):
     def readinto(self, buffer: memoryview, /) -> int | None:
         """Fill a buffer, or a part of it, with the bytes that follow. Returns how many; 0 at the end."""
 
+    def seek(self, offset: int, /) -> int:
+        """Go on at a byte of the file."""
+
 
 class NewFolder(Protocol):
     """The folder of a new checkpoint, in which only its writer writes and which nobody removes until it is

@@ -237,6 +237,10 @@ class _Ranges:
     ) -> None:
         """Do nothing: nothing is open between two requests."""
 
+    def seek(self, offset: int, /) -> int:
+        self._at = offset
+        return offset
+
     def readinto(self, buffer: memoryview, /) -> int | None:
         end = min(self._at + min(len(buffer), PIECE_BYTES), self.size)
         if end <= self._at:
