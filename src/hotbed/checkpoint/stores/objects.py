@@ -68,7 +68,8 @@ class Objects:
         path = fsspec.core.strip_protocol(url)
         if not path.strip("/"):
             raise CheckpointError(f"{url} names no folder. Name one in it.")
-        return str(self._fs.unstrip_protocol(path))
+        spelled = str(self._fs.unstrip_protocol(path))
+        return spelled if self._has_folders else spelled.replace(":///", "://", 1)
 
     def entries(self, folder: str) -> list[Entry]:
         """List a folder.

@@ -291,16 +291,12 @@ class _LeasedFolder:
 
     def prepare(self, manifest: Sequence[bytes], files: Iterable[SizedFile]) -> None:
         if fault := self._store.fault_of_files(self.path, files):
+            self._refuse_lost()
             raise CheckpointError(f"It was not written as it should: {fault}")
         self._manifest = b"".join(manifest)
 
     def publish(self, last: tuple[int, int]) -> None:
-        names = self._store.names_in(self.path)
-        if not self._is_sole_writer(names) or MANIFEST in names or self._lease.is_lost:
-            raise CheckpointError(
-                f"{self.path}: the lease of this save has run out, and others may have taken it for dead. "
-                "Save again."
-            )
+        self._refuse_lost()
         if last > order_of(self.path):
             raise CheckpointError(
                 f"Another process has completed a later checkpoint beside {self.path} while this one was "
@@ -308,15 +304,29 @@ class _LeasedFolder:
             )
         self._objects.put(os.path.join(self.path, MANIFEST), self._manifest)
 
+    def _refuse_lost(self) -> None:
+        """Raise CheckpointError where others may have removed the folder, or write to it."""
+        names = self._names()
+        if self._lease.is_lost or not self._is_sole_writer(names) or MANIFEST in names:
+            raise CheckpointError(
+                f"{self.path}: the lease of this save has run out, and others may have taken it for dead. "
+                "Save again."
+            )
+
+    def _names(self) -> list[str]:
+        try:
+            return self._store.names_in(self.path)
+        except FileNotFoundError:
+            return []
+
     def _is_sole_writer(self, names: Iterable[str]) -> bool:
         return [n for n in names if leases.is_of(WRITING, n)] == [self._lease.name]
 
     def release(self) -> None:
         self._lease.release()
+        self._objects.remove_empty(self.path)
 
     def discard(self) -> None:
-        names = self._store.names_in(self.path)
-        if self._is_sole_writer(names):  # else it is another's by now
+        if self._is_sole_writer(self._names()):  # else it is another's by now
             self._store.remove_own(self.path, last=self._lease.name)
-        self._lease.release()
-        self._objects.remove_empty(self.path)
+        self.release()
