@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 from collections.abc import Callable
@@ -20,6 +21,7 @@ from hotbed.checkpoint.new import new_folder
 from hotbed.checkpoint.stores import leases
 from hotbed.checkpoint.stores.leases import READING, REMOVING, WRITING, Lease
 from hotbed.checkpoint.stores.objects import Objects
+from hotbed.checkpoint.stores.remote import RemoteStore
 
 MINUTE, DAY = 60.0, 86400.0
 PATIENCE = 30.0
@@ -302,6 +304,32 @@ def test_one_whose_name_is_being_taken_leaves_the_other_alone(root: str, later: 
         put(f"{second.path}/dense.safetensors", b"half")
         second.complete({"step": 2})
     assert names_in(second.path) == ["checkpoint.json", "dense.safetensors"]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_one_that_wants_the_same_name_for_a_moment(root: str, fails: bool) -> None:
+    """It goes when it sees that the name is taken."""
+    with contextlib.suppress(RuntimeError), new_folder(root, 1) as new:
+        other = Lease(Objects(root), new.path, WRITING)
+        other.take()
+        put(f"{new.path}/dense.safetensors", b"half")
+        if fails:
+            raise RuntimeError
+        new.complete({"step": 1})
+    assert leases_in(new.path) == [WRITING]
+    other.release()
+    left = [] if fails else ["checkpoint.json", "dense.safetensors"]
+    assert names_in(root) == [f"step-000000000001/{name}" for name in left]
+
+
+def test_a_reader_of_what_was_removed_does_not_keep_the_name(root: str) -> None:
+    reader = Lease(Objects(root), f"{root}/step-000000000001", READING)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(RemoteStore, "folders_in", lambda self, root: [])
+        reader.take()
+        with new_folder(root, 1) as new:
+            assert new.path.endswith("step-000000000001")
+    reader.release()
 
 
 def test_a_storage_that_lists_late_is_refused(root: str, monkeypatch: pytest.MonkeyPatch) -> None:

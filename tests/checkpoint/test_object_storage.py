@@ -247,11 +247,26 @@ def test_packages_that_are_missing_are_named(monkeypatch: pytest.MonkeyPatch) ->
         hb.checkpoint.latest("none://bucket/run")
     monkeypatch.setattr(fsspec.core, "url_to_fs", missing)
     with pytest.raises(CheckpointError, match=r"not installed: pip install 'hotbed\[s3\]'$"):
-        hb.load("s3://bucket/run", with_bias(1))
+        hb.load("s3://missing/run", with_bias(1))
     with pytest.raises(CheckpointError, match=r"pip install 'hotbed\[gcs\]'$"):
         hb.save("gs://bucket/run", with_bias(1), step=1)
     with pytest.raises(CheckpointError, match=r"not installed: Install s3fs"):
         hb.checkpoint.list("other://bucket/run")
+
+
+def test_a_url_that_was_made_a_path() -> None:
+    with pytest.raises(CheckpointError, match=r"s3:/bucket/run is a URL .* Give it as a str."):
+        hb.save(Path("s3://bucket/run"), with_bias(1), step=1)
+    with pytest.raises(CheckpointError, match="Give it as a str."):
+        hb.checkpoint.latest(Path("memory://run"))
+
+
+def test_threads_share_connections() -> None:
+    stores = [store_of("memory://one")]
+    thread = threading.Thread(target=lambda: stores.append(store_of("memory://one/step")))
+    thread.start()
+    thread.join()
+    assert stores[0] is stores[1] is not store_of("memory://two")
 
 
 def test_there_are_no_links(root: str, tmp_path: Path) -> None:
@@ -481,16 +496,16 @@ KILLED = """
 import os, sys
 from checkpoint.small_models import with_bias
 import hotbed as hb
-from hotbed.checkpoint.stores import remote
+from hotbed.checkpoint.stores.objects import Objects
 
-put = remote.Objects.put_new
+put = Objects.put_new
 def die(self, path, pieces):
     put(self, path, pieces)
     if path.endswith("rows-0-0.safetensors"):
         os._exit(9)
 
 hb.save(sys.argv[1], with_bias(1), step=1)
-remote.Objects.put_new = die
+Objects.put_new = die
 hb.save(sys.argv[1], with_bias(2), step=2)
 """
 

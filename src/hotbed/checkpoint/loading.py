@@ -64,7 +64,7 @@ def load(
     have: states, also of random numbers, come back; without one, rows are as the last step left them.
 
     Args:
-        path: a checkpoint, or a folder of them, of which the latest is read.
+        path: a checkpoint, or a folder of them, of which the latest is read; or its URL on object storage.
         optimizer, scheduler, loader: as they were given to `save`.
         strict: names must be those that were saved. Else what only one side has is left alone; a warning says
             so where no table, or no tensor, is in common.

@@ -110,7 +110,8 @@ def save(
     Rows are copied some megabytes at a time, wherever they lie. docs/format.md describes the files.
 
     Args:
-        path: a folder of checkpoints; it is made if there is none.
+        path: a folder of checkpoints; it is made if there is none. Or a URL of object storage, such as
+            ``s3://bucket/run``.
         model: any module, with Hotbed's tables in it or without.
         optimizer: one, or a list of several, of Hotbed or torch.
         step: how many steps were taken, from 0.

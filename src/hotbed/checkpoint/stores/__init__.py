@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 
+from hotbed.checkpoint.errors import CheckpointError
 from hotbed.checkpoint.stores.local import LOCAL
 from hotbed.checkpoint.stores.protocol import NewFolder, Reader, Store
 
 __all__ = ["NewFolder", "Reader", "Store", "store_of"]
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
+_LOST_SLASH = re.compile(r"(s3a?|gs|gcs|memory):/(?!/)")
 
 
 def store_of(path: str) -> Store:
@@ -19,7 +21,11 @@ def store_of(path: str) -> Store:
         CheckpointError: the packages that the scheme needs are missing, or it is unknown.
     """
     if _URL.match(path) is None:
+        if _LOST_SLASH.match(path) is not None:
+            raise CheckpointError(
+                f"{path} is a URL that has lost a slash, as in a pathlib.Path. Give it as a str."
+            )
         return LOCAL
-    from hotbed.checkpoint.stores.remote import RemoteStore
+    from hotbed.checkpoint.stores.remote import remote_store
 
-    return RemoteStore(path)
+    return remote_store(path)

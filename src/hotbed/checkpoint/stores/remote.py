@@ -9,21 +9,21 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import os
 import secrets
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from types import TracebackType
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from hotbed.checkpoint.entries import SizedFile
-from hotbed.checkpoint.errors import CheckpointError, DamagedError
+from hotbed.checkpoint.errors import CheckpointError
 from hotbed.checkpoint.names import MANIFEST, OWN, name_after, order_of
 from hotbed.checkpoint.stores import leases
 from hotbed.checkpoint.stores.leases import LEASE, READING, REMOVING, WRITING, Lease
-from hotbed.checkpoint.stores.objects import PIECE_BYTES, Entry, Objects
-from hotbed.checkpoint.stores.protocol import NewFolder, Reader
+from hotbed.checkpoint.stores.protocol import NewFolder
+from hotbed.checkpoint.stores.remote_files import RemoteFiles
 
-__all__ = ["RemoteStore"]
+__all__ = ["RemoteStore", "remote_store"]
 
 _ABANDONED = 86400.0
 """Seconds since the last write into a folder without manifest and leases, after which its writer is dead."""
@@ -32,100 +32,24 @@ _LONGEST_PAUSE = 0.2
 """Seconds, after two writers have wanted one name."""
 
 
-class RemoteStore:
+def remote_store(url: str) -> RemoteStore:
+    """Return the storage of a URL, one for all threads of this process, as each has connections of its own.
+
+    Raises:
+        CheckpointError: packages are missing, or the scheme is unknown.
+    """
+    scheme, _, rest = url.partition("://")
+    return _store_of(os.getpid(), f"{scheme}://{rest.partition('/')[0]}")
+
+
+@functools.cache
+def _store_of(process: int, url: str) -> RemoteStore:
+    """`process`: its number, as a forked one cannot use the connections of the one before."""
+    return RemoteStore(url)
+
+
+class RemoteStore(RemoteFiles):
     """A storage of objects."""
-
-    def __init__(self, url: str) -> None:
-        """`url`: of anything in it."""
-        self._objects = Objects(url)
-
-    # -- paths
-
-    def absolute(self, path: str) -> str:
-        return self._objects.spelled(path)
-
-    def resolved(self, path: str) -> str:
-        return self._objects.spelled(path)
-
-    def is_folder(self, path: str) -> bool:
-        return (found := self._entry(path)) is not None and found.is_folder
-
-    def is_file(self, path: str) -> bool:
-        return (found := self._entry(path)) is not None and not found.is_folder
-
-    def is_there(self, path: str) -> bool:
-        return self._entry(path) is not None
-
-    def _entry(self, path: str) -> Entry | None:
-        try:
-            return self._objects.entry(path)
-        except FileNotFoundError:
-            return None
-
-    def names_in(self, folder: str) -> list[str]:
-        return [entry.name for entry in self._objects.entries(folder)]
-
-    def folders_in(self, folder: str) -> list[str]:
-        return [entry.name for entry in self._objects.entries(folder) if entry.is_folder]
-
-    def changed_at(self, path: str) -> float:
-        found = self._objects.entry(path)
-        if not found.is_folder:
-            return found.changed
-        times = [e.changed for e in self._objects.entries(path) if not e.is_folder]
-        if not times:
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
-        return max(times)
-
-    def free_bytes(self, path: str) -> int | None:
-        return None
-
-    def try_writing(self, folder: str) -> None:
-        path = f"{folder}/{WRITING}-{secrets.token_hex(16)}"
-        self._objects.put(path, b"")
-        self._objects.remove(path)
-
-    # -- files
-
-    def write_new(self, path: str, pieces: Iterable[bytes | memoryview]) -> None:
-        self._objects.put_new(path, pieces)
-
-    def write_new_beside(self, path: str, pieces: Iterable[bytes | memoryview]) -> None:
-        self._objects.put_new(path, pieces)
-
-    def open_plain(self, path: str) -> Reader:
-        if (found := self._entry(path)) is None:
-            raise DamagedError(f"{path} is missing.")
-        if found.is_folder:
-            raise DamagedError(f"{path} is no plain file. A checkpoint is plain files.")
-        return _Ranges(self._objects, path, found.size)
-
-    def remove_file(self, path: str) -> None:
-        self._objects.remove(path)
-
-    def sizes_in(self, folder: str) -> dict[str, int]:
-        return {e.name: e.size for e in self._objects.entries(folder) if not e.is_folder}
-
-    def fault_of_files(self, folder: str, files: Iterable[SizedFile]) -> str:
-        try:
-            there = self.sizes_in(folder)
-        except FileNotFoundError:
-            there = {}
-        for file in files:
-            path, size = os.path.join(folder, file["name"]), there.get(file["name"])
-            if size is None:
-                return f"{path} is missing."
-            if size != file["bytes"]:
-                return (
-                    f"{path} has {size:,} bytes and was saved with {file['bytes']:,}. Copy or save it "
-                    "again."
-                )
-        return ""
-
-    def refuse_links(self, what: str, remedy: str) -> None:
-        raise CheckpointError(f"{what}, which object storage does not have. {remedy}")
-
-    # -- checkpoints
 
     def is_complete(self, folder: str) -> bool:
         try:
@@ -136,7 +60,7 @@ class RemoteStore:
 
     @contextlib.contextmanager
     def reading(self, folder: str) -> Iterator[bool]:
-        lease = Lease(self._objects, folder, READING)
+        lease = Lease(self.objects, folder, READING)
         try:
             try:
                 lease.take()
@@ -147,7 +71,7 @@ class RemoteStore:
             yield self.is_complete(folder)
         finally:
             lease.release()
-            self._objects.remove_empty(folder)
+            self.objects.remove_empty(folder)
 
     def is_being_written(self, folder: str) -> bool:
         return self._is_leased(folder, self.names_in(folder), WRITING)
@@ -155,7 +79,7 @@ class RemoteStore:
     def _is_leased(self, folder: str, names: Iterable[str], *kinds: str) -> bool:
         """Return True if somebody has a lease of these kinds that has not run out."""
         return any(
-            leases.is_of(kind, name) and not leases.has_run_out(self._objects, folder, name)
+            leases.is_of(kind, name) and not leases.has_run_out(self.objects, folder, name)
             for name in names
             for kind in kinds
         )
@@ -165,14 +89,14 @@ class RemoteStore:
         return False
 
     def remove_empty(self, folder: str) -> None:
-        self._objects.remove_empty(folder)
+        self.objects.remove_empty(folder)
 
     def alone_in(self, root: str) -> contextlib.AbstractContextManager[None]:
         """Do nothing: whoever names or completes a checkpoint finds out whether another does."""
         return contextlib.nullcontext()
 
     def new_folder(self, root: str, step: int) -> NewFolder:
-        return _LeasedFolder(self, self._objects, root, step)
+        return _LeasedFolder(self, root, step)
 
     def remove_unused(self, folder: str, *, unless_complete: bool = False) -> None:
         with contextlib.suppress(OSError):
@@ -182,18 +106,18 @@ class RemoteStore:
                 return
             if self._is_leased(folder, self.names_in(folder), READING):
                 return
-            mark = Lease(self._objects, folder, REMOVING)
+            mark = Lease(self.objects, folder, REMOVING)
             try:
                 mark.take()
                 if not self._is_leased(folder, self.names_in(folder), READING):
-                    self.remove_own(folder, last=mark.name)
+                    self.remove_own(folder, but=[mark.name])
             finally:
                 mark.release()
-                self._objects.remove_empty(folder)
+                self.objects.remove_empty(folder)
 
     def _is_abandoned(self, folder: str) -> bool:
         """Return True if what is there of a checkpoint was left by a process that is certainly dead."""
-        found = self._objects.entries(folder)
+        found = self.objects.entries(folder)
         names = [entry.name for entry in found]
         if MANIFEST in names and not any(leases.is_of(REMOVING, name) for name in names):
             return False
@@ -201,57 +125,22 @@ class RemoteStore:
             return not self._is_leased(folder, names, READING, WRITING, REMOVING)
         return max((e.changed for e in found), default=0.0) + _ABANDONED < leases.now()
 
-    def remove_own(self, folder: str, last: str = "") -> None:
-        """Remove what is Hotbed's in a folder, the manifest first.
+    def remove_own(self, folder: str, but: Collection[str] = ()) -> None:
+        """Remove what is Hotbed's in a folder, the manifest first and leases last.
 
         Args:
-            last: a lease that stays.
+            but: names of leases that stay.
 
         Raises:
             OSError: some of it is left.
         """
         names = self.names_in(folder)
         files = [name for name in names if OWN.fullmatch(name)]
-        own_leases = [name for name in names if LEASE.fullmatch(name) and name != last]
+        own_leases = [name for name in names if LEASE.fullmatch(name) and name not in but]
         for name in sorted(files, key=lambda name: name != MANIFEST) + own_leases:
             with contextlib.suppress(FileNotFoundError):  # another does so, too
-                self._objects.remove(os.path.join(folder, name))
-        self._objects.remove_empty(folder)
-
-
-class _Ranges:
-    """An object that is read by ranges."""
-
-    def __init__(self, objects: Objects, path: str, size: int) -> None:
-        self._objects, self._path, self._at = objects, path, 0
-        self.size = size
-
-    def __enter__(self) -> Reader:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Do nothing: nothing is open between two requests."""
-
-    def seek(self, offset: int, /) -> int:
-        self._at = offset
-        return offset
-
-    def readinto(self, buffer: memoryview, /) -> int | None:
-        end = min(self._at + min(len(buffer), PIECE_BYTES), self.size)
-        if end <= self._at:
-            return 0
-        try:
-            found = self._objects.contents(self._path, self._at, end)
-        except FileNotFoundError:
-            raise DamagedError(f"{self._path} is missing.") from None
-        buffer[: len(found)] = found
-        self._at += len(found)
-        return len(found)
+                self.objects.remove(os.path.join(folder, name))
+        self.objects.remove_empty(folder)
 
 
 class _LeasedFolder:
@@ -261,7 +150,7 @@ class _LeasedFolder:
     so two writers never share one.
     """
 
-    def __init__(self, store: RemoteStore, objects: Objects, root: str, step: int) -> None:
+    def __init__(self, store: RemoteStore, root: str, step: int) -> None:
         try:
             names = store.folders_in(root)
         except FileNotFoundError:
@@ -269,8 +158,7 @@ class _LeasedFolder:
         self._store, self.is_there = store, True
         self.path = os.path.join(root, name_after(names, step))
         self._manifest = b""
-        self._lease = Lease(objects, self.path, WRITING)
-        self._objects = objects
+        self._lease = Lease(store.objects, self.path, WRITING)
         try:
             self._lease.take()
             found = store.names_in(self.path)
@@ -279,7 +167,9 @@ class _LeasedFolder:
             if isinstance(error, FileNotFoundError):
                 raise CheckpointError(f"There is no bucket for {root}. Make it first.") from None
             raise
-        if found == [self._lease.name]:
+        # Who is about to read what was removed is gone again when it has seen that.
+        others = {name for name in found if not leases.is_of(READING, name)} - {self._lease.name}
+        if not others and self._lease.name in found:
             return
         self._lease.release()
         if self._lease.name not in found:
@@ -302,12 +192,11 @@ class _LeasedFolder:
                 f"Another process has completed a later checkpoint beside {self.path} while this one was "
                 "written, which would not be the latest. Give each run a folder of its own."
             )
-        self._objects.put(os.path.join(self.path, MANIFEST), self._manifest)
+        self._store.objects.put(os.path.join(self.path, MANIFEST), self._manifest)
 
     def _refuse_lost(self) -> None:
-        """Raise CheckpointError where others may have removed the folder, or write to it."""
-        names = self._names()
-        if self._lease.is_lost or not self._is_sole_writer(names) or MANIFEST in names:
+        """Raise CheckpointError where others may have removed the folder, or have taken its name since."""
+        if not self._is_ours(names := self._names()) or MANIFEST in names:
             raise CheckpointError(
                 f"{self.path}: the lease of this save has run out, and others may have taken it for dead. "
                 "Save again."
@@ -319,14 +208,16 @@ class _LeasedFolder:
         except FileNotFoundError:
             return []
 
-    def _is_sole_writer(self, names: Iterable[str]) -> bool:
-        return [n for n in names if leases.is_of(WRITING, n)] == [self._lease.name]
+    def _is_ours(self, names: Sequence[str]) -> bool:
+        """Return True while nobody can have taken this process for dead. Others that want the name see the
+        lease, and go."""
+        return self._lease.name in names and not self._lease.is_lost
 
     def release(self) -> None:
         self._lease.release()
-        self._objects.remove_empty(self.path)
+        self._store.objects.remove_empty(self.path)
 
     def discard(self) -> None:
-        if self._is_sole_writer(self._names()):  # else it is another's by now
-            self._store.remove_own(self.path, last=self._lease.name)
+        if self._is_ours(names := self._names()):
+            self._store.remove_own(self.path, but=[n for n in names if LEASE.fullmatch(n)])
         self.release()
