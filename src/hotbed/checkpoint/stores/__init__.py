@@ -23,7 +23,7 @@ def store_of(path: str) -> Store:
     if _URL.match(path) is None:
         if _LOST_SLASH.match(path) is not None:
             raise CheckpointError(
-                f"{path} is a URL that has lost a slash, as in a pathlib.Path. Give it as a str."
+                f"{path} has lost a slash, as URLs do in a pathlib.Path. Give it as a str."
             )
         return LOCAL
     from hotbed.checkpoint.stores.remote import remote_store

@@ -87,7 +87,11 @@ class LocalStore:
         os.unlink(path)
 
     def sizes_in(self, folder: str) -> dict[str, int]:
-        return {name: os.lstat(os.path.join(folder, name)).st_size for name in os.listdir(folder)}
+        found: dict[str, int] = {}
+        for name in os.listdir(folder):
+            with contextlib.suppress(FileNotFoundError):  # it was removed just now
+                found[name] = os.lstat(os.path.join(folder, name)).st_size
+        return found
 
     def fault_of_files(self, folder: str, files: Iterable[SizedFile]) -> str:
         for file in files:
