@@ -34,9 +34,11 @@ from dist.worlds import run as on_ranks
 from typer.testing import Result
 
 import hotbed as hb
-from hotbed.checkpoint import CheckpointError, DamagedError, tensors
+from hotbed.checkpoint import CheckpointError, DamagedError, rows, tensors
 from hotbed.checkpoint.folder import complete_in
 from hotbed.checkpoint.inspect import differences, verified
+from hotbed.checkpoint.manifest import read_manifest
+from hotbed.checkpoint.merge_columns import whole_rows
 from hotbed.checkpoint.new import new_folder
 from hotbed.checkpoint.stores import store_of
 from hotbed.checkpoint.stores.objects import Objects
@@ -324,29 +326,79 @@ def test_nothing_is_overwritten(root: str) -> None:
 # -- ranges and requests -----------------------------------------------------------------------------
 
 
-def test_ids_alone_are_read_where_they_are_asked_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def read(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
+    """By the name of a file of rows, the bytes that are read of it."""
     monkeypatch.setattr(tensors, "CHUNK_BYTES", 1024)
-    root, read = new_root("memory", tmp_path), []
+    found: dict[str, int] = {}
+    contents = Objects.contents
+
+    def counted(self: Objects, path: str, *place: Any) -> bytes:
+        some = contents(self, path, *place)
+        if "rows-" in path:
+            name = os.path.basename(path)
+            found[name] = found.get(name, 0) + len(some)
+        return some
+
+    monkeypatch.setattr(Objects, "contents", counted)
+    return found
+
+
+def test_ids_alone_are_read_where_they_are_asked_for(tmp_path: Path, read: dict[str, int]) -> None:
+    root = new_root("memory", tmp_path)
     tables = hb.EmbeddingCollection([hb.Table("t", 32)])
     tables.assign("t", torch.arange(1000), torch.randn(1000, 32))
     hb.save(root, tables, step=1)
     hb.erase(tables, {"t": [7]})
     hb.save(root, tables, step=2)
-    contents = Objects.contents
-
-    def counted(self: Objects, path: str, *place: Any) -> bytes:
-        found = contents(self, path, *place)
-        read.append(len(found) if "rows-" in path else 0)
-        return found
-
-    monkeypatch.setattr(Objects, "contents", counted)
     assert hb.checkpoint.contains(root, "t", [3, 7]).tolist() == [True, False]
-    assert 8000 < sum(read) < 12_000  # of 136 kB
+    assert 8000 < sum(read.values()) < 12_000  # of 136 kB
     read.clear()
     assert hb.checkpoint.changes(root, "t", since=1).erased.tolist() == [7]
-    assert 16_000 < sum(read) < 24_000
+    assert 16_000 < sum(read.values()) < 24_000
+
+
+def test_of_files_with_rows_of_other_ranks_the_ids_alone_are_read(
+    tmp_path: Path, read: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rows, "FILE_BYTES", 1)
+    monkeypatch.setattr("hotbed.checkpoint.single.FILE_BYTES", 100 * (8 + 4 * 64))
+    root, weights = new_root("memory", tmp_path), torch.randn(400, 64)
+    folder = hb.checkpoint.write(root, {"t": [(torch.arange(400), weights)]})
+
+    def wanted(stem: str, ids: torch.Tensor) -> bool:
+        return bool((ids == 250).any())
+
+    manifest = read_manifest(folder)
+    found = [*rows.read_rows(folder, manifest, ["t"], any_wanted=wanted)]
+    assert [len(some.tensors["ids"]) for _, some in found] == [0, 0, 100, 0]
+    assert torch.equal(found[2][1].tensors["weights"], weights[200:300])
+    assert all(some.tensors["weights"].shape[1] == 64 for _, some in found)
+    assert [read[f"rows-0-{n}.safetensors"] for n in (0, 1, 3)] == [1024] * 3
+    assert read["rows-0-2.safetensors"] > 100 * 64 * 4
+
+
+def test_files_with_other_columns_are_not_read(tmp_path: Path, read: dict[str, int]) -> None:
+    root, ids, weights = new_root("memory", tmp_path), torch.arange(9), torch.randn(9, 4)
+    hb.checkpoint.write(root, {"t": [(ids, weights)]})
+    with new_folder(root, 1) as new:
+        files = [
+            one
+            for writer, own in enumerate((slice(0, 3), slice(3, 4)))
+            for one in rows.write_files(
+                new.path, [("t", own, {"ids": ids, "weights": weights[:, own]})], writer
+            )
+        ]
+        dense = {"name": "dense.safetensors", "rows": {}}
+        dense |= tensors.write_tensors(f"{new.path}/dense.safetensors", {})
+        before = {k: v for k, v in read_manifest(complete_in(root)[0]).items() if k != "crc32c"}
+        folder = new.complete({**before, "step": 1, "files": [dense, *files]})
+    read.clear()
+    manifest = read_manifest(folder)
+    ((_, found),) = whole_rows(folder, manifest, {"t": slice(3, 4)}, ())
+    assert torch.equal(found.tensors["weights"], weights[:, 3:]) and [*read] == [files[1]["name"]]
+    (chunk,) = hb.checkpoint.read(root, "t")
+    assert torch.equal(chunk.weights, weights)
 
 
 def test_large_files_go_in_parts(s3_root: str) -> None:
@@ -376,9 +428,9 @@ def test_a_server_that_fails_in_the_middle_of_an_upload(
         return upload(self, *given, **options)
 
     monkeypatch.setattr(S3Backend, "upload_part", fail)
-    rows = torch.randn(20_000, 512)
+    weights = torch.randn(20_000, 512)
     with pytest.raises(OSError, match=r"rows-0-0.safetensors"):
-        hb.checkpoint.write(s3_root, {"t": [(torch.arange(20_000), rows)]}, step=2)
+        hb.checkpoint.write(s3_root, {"t": [(torch.arange(20_000), weights)]}, step=2)
     assert len(uploaded) > 1 and folders_in(s3_root) == ["step-000000000001"]
     assert not storage_of(s3_root).list_multipart_uploads(BUCKET)
     assert bias_in(s3_root) == 1

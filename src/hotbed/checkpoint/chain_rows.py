@@ -15,7 +15,7 @@ from hotbed.checkpoint.chain import Link, is_of_removed
 from hotbed.checkpoint.errors import DamagedError
 from hotbed.checkpoint.linked import linked_rows
 from hotbed.checkpoint.merge_columns import whole_rows
-from hotbed.checkpoint.rows import TableRows
+from hotbed.checkpoint.rows import IdFilter, TableRows
 from hotbed.checkpoint.tensors import read_views
 
 __all__ = ["ids_of_chain", "removed_in", "rows_of_chain"]
@@ -53,9 +53,13 @@ def rows_of_chain(
     as_stored: Collection[str],
     *,
     again: bool = False,
+    any_wanted: IdFilter | None = None,
 ) -> Iterator[tuple[str, TableRows]]:
     """Rows with these columns of each table at least, each row once, as `whole_rows` gives them. Holds 8
     bytes a row of those that bases have no more to give.
+
+    Args:
+        again, any_wanted: see `whole_rows`.
 
     Raises:
         DamagedError: a file is missing or damaged, or they do not fit together.
@@ -66,7 +70,9 @@ def rows_of_chain(
         entries = link.manifest["tables"]
         with_base = [s for s in wanted if s in entries and entries[s]["removed"] is not None]
         own = {stem: [ids] for stem, ids in removed_in(link, with_base).items()}
-        for path, rows in whole_rows(link.folder, link.manifest, wanted, as_stored, again=again):
+        for path, rows in whole_rows(
+            link.folder, link.manifest, wanted, as_stored, again=again, any_wanted=any_wanted
+        ):
             if rows.stem in own:
                 own[rows.stem].append(rows.tensors["ids"].clone())
             rows = _without(rows, later[rows.stem]) if rows.stem in later else rows

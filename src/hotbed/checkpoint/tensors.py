@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -126,6 +126,7 @@ def read_views(
     expected: Mapping[str, object],
     into: Tensor | None = None,
     only: Collection[str] | None = None,
+    rest_if: Callable[[Mapping[str, Tensor]], bool] | None = None,
 ) -> dict[str, Tensor]:
     """The tensors of a file, which lie together as they do in it.
 
@@ -134,6 +135,7 @@ def read_views(
         into: (n,) uint8: memory for them, if it is large enough.
         only: names of those that are wanted, where they are there; of others nothing is read but what shares
             a chunk with them. None: all.
+        rest_if: whether all are wanted, those being these; else all are returned, without rows.
 
     Raises:
         DamagedError: the file is missing, no plain file, not what was written, or no safetensors
@@ -156,6 +158,13 @@ def read_views(
         wanted = {n: place for n, place in found.items() if only is None or n in only}
         for place in wanted.values():
             checked.read(place.begin, place.end)
+        if rest_if is not None:
+            with _as_damaged(path):
+                first = {name: place.view(contents) for name, place in wanted.items()}
+            if not rest_if(first):
+                return {name: place.without_rows() for name, place in found.items()}
+            checked.read(0, len(contents))
+            wanted = found
     with _as_damaged(path):
         return {name: place.view(contents) for name, place in wanted.items()}
 
@@ -183,6 +192,9 @@ class _Place(NamedTuple):
             return torch.empty(self.shape, dtype=self.kind, device="cpu")
         aligned = plain if self.begin % self.kind.itemsize == 0 else plain.clone()
         return aligned.view(self.kind).reshape(self.shape)
+
+    def without_rows(self) -> Tensor:
+        return torch.empty((0, *self.shape[1:]), dtype=self.kind, device="cpu")
 
 
 def _header_bytes(contents: Tensor) -> int:
