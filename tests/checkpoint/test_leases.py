@@ -17,7 +17,7 @@ import hotbed as hb
 from hotbed.checkpoint import CheckpointError
 from hotbed.checkpoint.folder import opened
 from hotbed.checkpoint.inspect import verified
-from hotbed.checkpoint.new import new_folder
+from hotbed.checkpoint.new import new_folder, sweep
 from hotbed.checkpoint.stores import leases
 from hotbed.checkpoint.stores.leases import READING, REMOVING, WRITING, Lease
 from hotbed.checkpoint.stores.objects import Objects
@@ -210,6 +210,23 @@ def test_a_reader_that_comes_when_it_is_going(root: str, monkeypatch: pytest.Mon
     assert told == [2] and steps_in(root) == [2]
 
 
+def test_one_that_is_going_where_another_has_come_meanwhile(
+    root: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (path,) = saved(root, 1)
+    folders = RemoteStore.folders_in
+
+    def before(self: RemoteStore, folder: str) -> list[str]:
+        found = folders(self, folder)
+        monkeypatch.undo()
+        saved(root, 2)
+        put(f"{path}/{REMOVING}-{'0' * 32}", b"")
+        return found
+
+    monkeypatch.setattr(RemoteStore, "folders_in", before)
+    assert str(hb.checkpoint.latest(root)).endswith("2")
+
+
 @pytest.mark.filterwarnings("ignore:Another process saves")
 @pytest.mark.parametrize("removed", [0, 1, 2])
 def test_what_a_dead_process_has_not_removed_yet(
@@ -255,6 +272,25 @@ def test_a_dead_writer_is_swept_when_its_lease_has_run_out(root: str, later: Lat
     assert hb.checkpoint.list(root)[1].state == "incomplete"
     saved(root, 5)
     assert steps_in(root) == [1, 3, 4, 5]
+
+
+def test_one_that_is_complete_when_its_lease_is_looked_at_stays(
+    root: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever sweeps has listed the folder before the manifest was there."""
+    contents = Objects.contents
+    with new_folder(root, 1) as new:
+
+        def late(self: Objects, path: str, *place: Any) -> bytes:
+            if f"/{WRITING}-" in path:
+                monkeypatch.undo()
+                new.complete({"step": 1})
+            return contents(self, path, *place)
+
+        put(f"{new.path}/dense.safetensors", b"half")
+        monkeypatch.setattr(Objects, "contents", late)
+        sweep(root)
+    assert names_in(new.path) == ["checkpoint.json", "dense.safetensors"]
 
 
 def test_what_has_no_lease_is_swept_after_a_day(root: str, later: Later) -> None:

@@ -56,8 +56,8 @@ def complete_in(root: str) -> list[str]:
     while True:
         folders = folders_in(root)
         found = [folder for folder in folders if is_complete(folder)]
-        # Else what was complete may have been removed just now, as another one is by now.
-        if found or all(map(store_of(root).is_there, folders)):
+        # Else what was complete may have been removed just now, or is about to, as another one is by now.
+        if found or (all(map(store_of(root).is_there, folders)) and folders == folders_in(root)):
             return found
 
 

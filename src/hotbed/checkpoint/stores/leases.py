@@ -41,15 +41,13 @@ def is_of(kind: str, name: str) -> bool:
 
 
 def has_run_out(objects: Objects, folder: str, name: str) -> bool:
-    """Return True if the owner of a lease is certainly dead, or has removed it.
+    """Return True if the owner of a lease is certainly dead.
 
     Raises:
+        FileNotFoundError: its owner has removed it.
         OSError: it cannot be read.
     """
-    try:
-        said = objects.contents(f"{folder}/{name}")
-    except FileNotFoundError:
-        return True
+    said = objects.contents(f"{folder}/{name}")
     with contextlib.suppress(KeyError, TypeError, ValueError):
         expires = datetime.datetime.fromisoformat(json.loads(said)["expires"])
         return now() > expires.timestamp() + _CLOCKS

@@ -76,13 +76,13 @@ class RemoteStore(RemoteFiles):
     def is_being_written(self, folder: str) -> bool:
         return self._is_leased(folder, self.names_in(folder), WRITING)
 
-    def _is_leased(self, folder: str, names: Iterable[str], *kinds: str) -> bool:
-        """Return True if somebody has a lease of these kinds that has not run out."""
-        return any(
-            leases.is_of(kind, name) and not leases.has_run_out(self.objects, folder, name)
-            for name in names
-            for kind in kinds
-        )
+    def _is_leased(self, folder: str, names: Iterable[str], kind: str) -> bool:
+        """Return True if somebody has a lease of this kind that has not run out."""
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                if leases.is_of(kind, name) and not leases.has_run_out(self.objects, folder, name):
+                    return True
+        return False
 
     def make_folder(self, path: str) -> bool:
         """Do nothing: a folder is there where objects are."""
@@ -116,13 +116,18 @@ class RemoteStore(RemoteFiles):
                 self.objects.remove_empty(folder)
 
     def _is_abandoned(self, folder: str) -> bool:
-        """Return True if what is there of a checkpoint was left by a process that is certainly dead."""
+        """Return True if what is there of a checkpoint was left by a process that is certainly dead.
+
+        Raises:
+            FileNotFoundError: its owner has just completed or removed it.
+            OSError: it cannot be told.
+        """
         found = self.objects.entries(folder)
         names = [entry.name for entry in found]
         if MANIFEST in names and not any(leases.is_of(REMOVING, name) for name in names):
             return False
-        if any(LEASE.fullmatch(name) for name in names):
-            return not self._is_leased(folder, names, READING, WRITING, REMOVING)
+        if found_leases := [name for name in names if LEASE.fullmatch(name)]:
+            return all(leases.has_run_out(self.objects, folder, name) for name in found_leases)
         return max((e.changed for e in found), default=0.0) + _ABANDONED < leases.now()
 
     def remove_own(self, folder: str, but: Collection[str] = ()) -> None:
