@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import json
 import threading
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from checkpoint.object_stores import contents_of, folders_in, names_in, new_root, put
 from checkpoint.small_models import with_bias
 
@@ -188,6 +190,27 @@ def test_a_reader_that_comes_just_before_it_goes(
     assert steps_in(root) == [1, 2] and leases_in(path) == [READING]
     assert [fault for _, _, fault in verified(path) if fault] == []
     reader.__exit__(None, None, None)
+
+
+def test_one_that_holds_changes_of_what_goes(root: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another process completes it just before the mark."""
+    model: Any = with_bias(1)
+    path = hb.save(root, model, step=1).path
+    model["a"].assign("t", [1], torch.ones(1, 2))
+    take, changed = Lease.take, []
+
+    def come_first(self: Lease) -> None:
+        if self.name.startswith(REMOVING):
+            monkeypatch.undo()
+            changed.append(hb.save(root, model, step=3, delta=True, base=path))
+        take(self)
+
+    monkeypatch.setattr(Lease, "take", come_first)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # of another process
+        saved(root, 2, keep=1)
+    assert steps_in(root) == [1, 2, 3] and changed[0].base == path
+    assert [fault for _, _, fault in verified(changed[0].path) if fault] == []
 
 
 def test_a_reader_that_comes_when_it_is_going(root: str, monkeypatch: pytest.MonkeyPatch) -> None:

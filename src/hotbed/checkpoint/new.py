@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import warnings
 from collections.abc import Iterator, Mapping
@@ -93,11 +94,18 @@ class NewCheckpoint:
             if chains.fault(self.path):
                 return  # it may be that only earlier ones are whole
             to_keep, needed = keep - 1, chains.bases(self.path)
-            for renamed in {*complete_folders(os.path.dirname(self.path))} - {*earlier}:
+            root = os.path.dirname(self.path)
+            known = {*earlier, *complete_folders(root)}
+            for renamed in known - {*earlier}:
                 needed |= chains.bases(renamed)
+
+            def is_base(folder: str) -> bool:
+                later = {*complete_folders(root)} - known
+                return any(folder in chains.bases(one) for one in later)
+
             for folder in reversed(earlier):  # bases come before what was made from them
                 if not to_keep and folder not in needed:
-                    self._store.remove_unused(folder)
+                    self._store.remove_unused(folder, unless=functools.partial(is_base, folder))
                 elif to_keep and not chains.fault(folder):
                     to_keep -= 1
                 if is_complete(folder):
@@ -162,4 +170,4 @@ def sweep(root: str) -> None:
     with contextlib.suppress(FileNotFoundError, NotADirectoryError), store.alone_in(root):
         for folder in folders_in(root):
             if not is_complete(folder):
-                store.remove_unused(folder, unless_complete=True)
+                store.remove_left_over(folder)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import io
 import os
 import stat
 from collections.abc import Callable, Iterable, Sequence
@@ -18,102 +17,20 @@ from collections.abc import Callable, Iterable, Sequence
 from hotbed.checkpoint.entries import SizedFile
 from hotbed.checkpoint.names import MANIFEST, NEXT, name_after, order_of
 from hotbed.checkpoint.stores.local_files import (
+    LocalFiles,
     held,
     made_to_stay,
-    open_plain,
     remove_own,
     sync_folder,
     write_new,
-    write_new_beside,
 )
-from hotbed.checkpoint.stores.protocol import NewFolder, Reader
-from hotbed.files import new_beside
+from hotbed.checkpoint.stores.protocol import NewFolder
 
 __all__ = ["LOCAL", "LocalStore"]
 
 
-class LocalStore:
+class LocalStore(LocalFiles):
     """The file system of this machine."""
-
-    def absolute(self, path: str) -> str:
-        return os.path.abspath(path)
-
-    def resolved(self, path: str) -> str:
-        return os.path.realpath(path)
-
-    def is_folder(self, path: str) -> bool:
-        return os.path.isdir(path)
-
-    def is_file(self, path: str) -> bool:
-        return os.path.exists(path) and not os.path.isdir(path)
-
-    def is_there(self, path: str) -> bool:
-        return os.path.lexists(path)
-
-    def names_in(self, folder: str) -> list[str]:
-        return os.listdir(folder)
-
-    def folders_in(self, folder: str) -> list[str]:
-        with os.scandir(folder) as entries:
-            return [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
-
-    def changed_at(self, path: str) -> float:
-        return os.lstat(path).st_mtime
-
-    def free_bytes(self, path: str) -> int | None:
-        there = os.path.abspath(path)
-        while not os.path.isdir(there):
-            there = os.path.dirname(there)
-        disk = os.statvfs(there)
-        return disk.f_bavail * disk.f_frsize
-
-    def try_writing(self, folder: str) -> None:
-        if os.path.exists(folder):
-            os.unlink(new_beside(os.path.join(folder, "model")))
-        else:
-            made_to_stay(os.path.abspath(folder))
-            os.rmdir(folder)
-
-    def write_new(self, path: str, pieces: Iterable[bytes | memoryview]) -> None:
-        write_new(path, pieces)
-
-    def write_new_beside(self, path: str, pieces: Iterable[bytes | memoryview]) -> None:
-        write_new_beside(path, pieces)
-
-    def open_plain(self, path: str) -> Reader:
-        return _Plain(open_plain(path), "rb")
-
-    def remove_file(self, path: str) -> None:
-        os.unlink(path)
-
-    def sizes_in(self, folder: str) -> dict[str, int]:
-        found: dict[str, int] = {}
-        for name in os.listdir(folder):
-            with contextlib.suppress(FileNotFoundError):  # it was removed just now
-                found[name] = os.lstat(os.path.join(folder, name)).st_size
-        return found
-
-    def fault_of_files(self, folder: str, files: Iterable[SizedFile]) -> str:
-        for file in files:
-            path = os.path.join(folder, file["name"])
-            try:
-                found = os.lstat(path)
-            except FileNotFoundError:
-                return f"{path} is missing."
-            except OSError as error:
-                return f"{path} cannot be read: {error.strerror}."
-            if not stat.S_ISREG(found.st_mode):
-                what = "a link" if stat.S_ISLNK(found.st_mode) else "no plain file"
-                return f"{path} is {what}. A checkpoint is plain files."
-            if found.st_size != file["bytes"]:
-                return (
-                    f"{path} has {found.st_size:,} bytes and was saved with {file['bytes']:,}. Copy or save "
-                    "it again."
-                )
-        return ""
-
-    def refuse_links(self, what: str, remedy: str) -> None:
-        """Do nothing: whether both ends share a file system is found when files are linked."""
 
     def is_complete(self, folder: str) -> bool:
         try:
@@ -143,24 +60,21 @@ class LocalStore:
     def new_folder(self, root: str, step: int) -> NewFolder:
         return _LockedFolder(root, step)
 
-    def remove_unused(self, folder: str, *, unless_complete: bool = False) -> None:
-        with (
-            contextlib.suppress(OSError),
-            held(folder, fcntl.LOCK_EX | fcntl.LOCK_NB) as there,
-        ):
-            if there and not (unless_complete and os.path.lexists(os.path.join(folder, MANIFEST))):
+    def remove_unused(self, folder: str, unless: Callable[[], bool]) -> None:
+        with contextlib.suppress(OSError), self._alone(folder) as there:
+            if there:
                 remove_own(folder)
+
+    def remove_left_over(self, folder: str) -> None:
+        with contextlib.suppress(OSError), self._alone(folder) as there:
+            if there and not os.path.lexists(os.path.join(folder, MANIFEST)):
+                remove_own(folder)
+
+    def _alone(self, folder: str) -> contextlib.AbstractContextManager[bool]:
+        return held(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 LOCAL = LocalStore()
-
-
-class _Plain(io.FileIO):
-    """A plain file, to read, unbuffered."""
-
-    @property
-    def size(self) -> int:
-        return os.fstat(self.fileno()).st_size
 
 
 class _LockedFolder:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import io
 import mmap
 import os
 import stat
@@ -12,10 +13,14 @@ from collections.abc import Collection, Iterable, Iterator
 
 import numpy as np
 
+from hotbed.checkpoint.entries import SizedFile
 from hotbed.checkpoint.errors import DamagedError
 from hotbed.checkpoint.names import FILE_OF_LOG, LOG, MANIFEST, OWN
+from hotbed.checkpoint.stores.protocol import Reader
+from hotbed.files import new_beside
 
 __all__ = [
+    "LocalFiles",
     "held",
     "made_to_stay",
     "open_plain",
@@ -207,3 +212,95 @@ def _remove_log(folder: str) -> None:
             os.unlink(os.path.join(folder, name))
     with contextlib.suppress(OSError):
         os.rmdir(folder)
+
+
+class LocalFiles:
+    """Files and folders of this machine."""
+
+    def absolute(self, path: str) -> str:
+        return os.path.abspath(path)
+
+    def resolved(self, path: str) -> str:
+        return os.path.realpath(path)
+
+    def is_folder(self, path: str) -> bool:
+        return os.path.isdir(path)
+
+    def is_file(self, path: str) -> bool:
+        return os.path.exists(path) and not os.path.isdir(path)
+
+    def is_there(self, path: str) -> bool:
+        return os.path.lexists(path)
+
+    def names_in(self, folder: str) -> list[str]:
+        return os.listdir(folder)
+
+    def folders_in(self, folder: str) -> list[str]:
+        with os.scandir(folder) as entries:
+            return [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
+
+    def changed_at(self, path: str) -> float:
+        return os.lstat(path).st_mtime
+
+    def free_bytes(self, path: str) -> int | None:
+        there = os.path.abspath(path)
+        while not os.path.isdir(there):
+            there = os.path.dirname(there)
+        disk = os.statvfs(there)
+        return disk.f_bavail * disk.f_frsize
+
+    def try_writing(self, folder: str) -> None:
+        if os.path.exists(folder):
+            os.unlink(new_beside(os.path.join(folder, "model")))
+        else:
+            made_to_stay(os.path.abspath(folder))
+            os.rmdir(folder)
+
+    def write_new(self, path: str, pieces: Iterable[bytes | memoryview]) -> None:
+        write_new(path, pieces)
+
+    def write_new_beside(self, path: str, pieces: Iterable[bytes | memoryview]) -> None:
+        write_new_beside(path, pieces)
+
+    def open_plain(self, path: str) -> Reader:
+        return _Plain(open_plain(path), "rb")
+
+    def remove_file(self, path: str) -> None:
+        os.unlink(path)
+
+    def sizes_in(self, folder: str) -> dict[str, int]:
+        found: dict[str, int] = {}
+        for name in os.listdir(folder):
+            with contextlib.suppress(FileNotFoundError):  # it was removed just now
+                found[name] = os.lstat(os.path.join(folder, name)).st_size
+        return found
+
+    def fault_of_files(self, folder: str, files: Iterable[SizedFile]) -> str:
+        for file in files:
+            path = os.path.join(folder, file["name"])
+            try:
+                found = os.lstat(path)
+            except FileNotFoundError:
+                return f"{path} is missing."
+            except OSError as error:
+                return f"{path} cannot be read: {error.strerror}."
+            if not stat.S_ISREG(found.st_mode):
+                what = "a link" if stat.S_ISLNK(found.st_mode) else "no plain file"
+                return f"{path} is {what}. A checkpoint is plain files."
+            if found.st_size != file["bytes"]:
+                return (
+                    f"{path} has {found.st_size:,} bytes and was saved with {file['bytes']:,}. Copy or save "
+                    "it again."
+                )
+        return ""
+
+    def refuse_links(self, what: str, remedy: str) -> None:
+        """Do nothing: whether both ends share a file system is found when files are linked."""
+
+
+class _Plain(io.FileIO):
+    """A plain file, to read, unbuffered."""
+
+    @property
+    def size(self) -> int:
+        return os.fstat(self.fileno()).st_size

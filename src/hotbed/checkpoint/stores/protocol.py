@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol
 
 from hotbed.checkpoint.entries import SizedFile
 
-__all__ = ["NewFolder", "Reader", "Store"]
+__all__ = ["Files", "NewFolder", "Reader", "Store"]
 
 
 class Reader(AbstractContextManager["Reader"], Protocol):
@@ -68,10 +68,8 @@ class NewFolder(Protocol):
         """
 
 
-class Store(Protocol):
-    """A file system or object storage. Any thread may call anything at any time."""
-
-    # -- paths
+class Files(Protocol):
+    """Files and folders of a store. Any thread may call anything at any time."""
 
     def absolute(self, path: str) -> str:
         """Return the path whatever the current directory will be.
@@ -122,8 +120,6 @@ class Store(Protocol):
             OSError: it cannot.
         """
 
-    # -- files
-
     def write_new(self, path: str, pieces: Iterable[bytes | memoryview]) -> None:
         """Write a file where none is, to stay: one piece after the other.
 
@@ -167,7 +163,9 @@ class Store(Protocol):
             remedy: what to do about it.
         """
 
-    # -- checkpoints
+
+class Store(Files, Protocol):
+    """A file system or object storage, and the checkpoints in it."""
 
     def is_complete(self, folder: str) -> bool:
         """Return True if the checkpoint has its manifest.
@@ -217,10 +215,14 @@ class Store(Protocol):
             OSError, CheckpointError: it cannot be made.
         """
 
-    def remove_unused(self, folder: str, *, unless_complete: bool = False) -> None:
-        """Remove a checkpoint, its manifest first, unless somebody reads or writes it, or it cannot be
-        removed.
+    def remove_unused(self, folder: str, unless: Callable[[], bool]) -> None:
+        """Remove a checkpoint, its manifest first, while the run is locked; unless somebody reads it, or it
+        cannot be removed.
 
         Args:
-            unless_complete: only what a process that died has left of one.
+            unless: whether it is needed after all, by one that was completed meanwhile; asked when nobody can
+                begin to read it any more, where others can complete checkpoints in spite of the lock.
         """
+
+    def remove_left_over(self, folder: str) -> None:
+        """Remove what a process that died has left of a checkpoint, while the run is locked."""

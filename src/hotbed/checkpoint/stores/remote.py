@@ -13,7 +13,7 @@ import functools
 import os
 import secrets
 import time
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 from hotbed.checkpoint.entries import SizedFile
 from hotbed.checkpoint.errors import CheckpointError
@@ -98,22 +98,23 @@ class RemoteStore(RemoteFiles):
     def new_folder(self, root: str, step: int) -> NewFolder:
         return _LeasedFolder(self, root, step)
 
-    def remove_unused(self, folder: str, *, unless_complete: bool = False) -> None:
+    def remove_unused(self, folder: str, unless: Callable[[], bool]) -> None:
         with contextlib.suppress(OSError):
-            if unless_complete:
-                if self._is_abandoned(folder):
-                    self.remove_own(folder)
-                return
             if self._is_leased(folder, self.names_in(folder), READING):
                 return
             mark = Lease(self.objects, folder, REMOVING)
             try:
                 mark.take()
-                if not self._is_leased(folder, self.names_in(folder), READING):
+                if not self._is_leased(folder, self.names_in(folder), READING) and not unless():
                     self.remove_own(folder, but=[mark.name])
             finally:
                 mark.release()
                 self.objects.remove_empty(folder)
+
+    def remove_left_over(self, folder: str) -> None:
+        with contextlib.suppress(OSError):
+            if self._is_abandoned(folder):
+                self.remove_own(folder)
 
     def _is_abandoned(self, folder: str) -> bool:
         """Return True if what is there of a checkpoint was left by a process that is certainly dead.
