@@ -48,7 +48,7 @@ from hotbed.data import write_criteo_tsv
 ITEM = "embeddings.item"
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")  # as connections of a process last as long
 def endpoint() -> Iterator[str]:
     with s3_server() as address:
         yield address
