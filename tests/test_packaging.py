@@ -18,6 +18,8 @@ HEAVY = (
     "typer",
     "rich",
     "pyarrow",
+    "fsspec",
+    "s3fs",
     "pandas",
     "torchmetrics",
     "sklearn",

@@ -21,12 +21,10 @@ from safetensors.torch import load_file
 from hotbed import _core
 from hotbed.checkpoint import files as json_files
 from hotbed.checkpoint import tensors as tensor_files
-from hotbed.checkpoint.files import (
-    CheckpointError,
-    read_json_sealed,
-    write_json_sealed,
-    write_new_beside,
-)
+from hotbed.checkpoint.errors import CheckpointError
+from hotbed.checkpoint.files import read_json_sealed, write_json_sealed
+from hotbed.checkpoint.stores.local import LocalStore
+from hotbed.checkpoint.stores.local_files import write_new_beside
 from hotbed.checkpoint.tensors import header_of, read_tensors, write_tensors
 from hotbed.errors import OutOfMemory
 
@@ -93,6 +91,10 @@ def test_files_that_the_system_reads_and_writes_in_parts(
         def readinto(self, buffer: Any) -> int:
             return super().readinto(memoryview(buffer)[:100])
 
+        @property
+        def size(self) -> int:
+            return os.fstat(self.fileno()).st_size
+
     write = os.write
     monkeypatch.setattr(os, "write", lambda file, data: write(file, data[:100]))
     written = write_tensors(str(tmp_path / "x"), TENSORS)
@@ -100,7 +102,7 @@ def test_files_that_the_system_reads_and_writes_in_parts(
     monkeypatch.undo()
     assert same(load_file(tmp_path / "x"), TENSORS)
     assert read_json_sealed(str(tmp_path / "x.json"))[1]
-    monkeypatch.setattr(tensor_files, "open_plain", InParts)
+    monkeypatch.setattr(LocalStore, "open_plain", staticmethod(InParts))
     assert same(read_tensors(str(tmp_path / "x"), written), TENSORS)
 
 

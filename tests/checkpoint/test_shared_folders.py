@@ -20,6 +20,7 @@ from hotbed.checkpoint import begun
 from hotbed.checkpoint import new as new_checkpoints
 from hotbed.checkpoint.folder import complete_in
 from hotbed.checkpoint.manifest import read_manifest
+from hotbed.checkpoint.stores import local, local_files
 from hotbed.checkpoint.tensors import write_tensors
 from hotbed.train import saved
 from hotbed.train.saved import save_model
@@ -256,7 +257,7 @@ def test_one_that_takes_another_name_is_not_taken_for_what_a_dead_process_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Between `os.mkdir` and `os.rename` nobody holds the folder of the new name."""
-    remove, mkdir, renames, flock = new_checkpoints._remove, os.mkdir, os.rename, fcntl.flock
+    remove, mkdir, renames, flock = local_files.remove_own, os.mkdir, os.rename, fcntl.flock
     found, removing, renamed = threading.Event(), threading.Event(), threading.Event()
     sweeping = threading.Thread(target=new_checkpoints.sweep, args=(str(tmp_path),))
 
@@ -288,7 +289,7 @@ def test_one_that_takes_another_name_is_not_taken_for_what_a_dead_process_left(
         write_tensors(os.path.join(new.path, "dense.safetensors"), {})
         monkeypatch.setattr(os, "mkdir", sweep_then)
         monkeypatch.setattr(fcntl, "flock", lock)
-        monkeypatch.setattr(new_checkpoints, "_remove", remove_when_renamed)
+        monkeypatch.setattr(local, "remove_own", remove_when_renamed)
         monkeypatch.setattr(os, "rename", rename)
         new.complete({"step": 1})
     sweeping.join(PATIENCE)

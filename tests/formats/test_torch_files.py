@@ -8,7 +8,6 @@ import resource
 import zipfile
 from collections import OrderedDict
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,6 +21,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 import hotbed as hb
+from hotbed.checkpoint.stores.local import LocalStore
 
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 
@@ -364,7 +364,7 @@ def test_tables_that_no_disk_holds_are_refused_before_they_are_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch.save({"e.weight": torch.ones(10, 4)}, tmp_path / "a.pt")
-    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=239))
+    monkeypatch.setattr(LocalStore, "free_bytes", lambda self, path: 239)
     said = refused("import", tmp_path / "a.pt", "--to", tmp_path / "new" / "run")
     assert "run would have 240 bytes, and 239 are free there" in said
     assert [p.name for p in tmp_path.iterdir()] == ["a.pt"]

@@ -1,6 +1,6 @@
 """Checkpoints: one documented format for models, optimizers and runs. docs/format.md describes it."""
 
-from hotbed.checkpoint.files import CheckpointError, DamagedError
+from hotbed.checkpoint.errors import CheckpointError, DamagedError
 from hotbed.checkpoint.folder import latest
 from hotbed.checkpoint.listing import Checkpoint, list
 from hotbed.checkpoint.loading import Restored, load, load_model, load_too

@@ -15,7 +15,7 @@ from typing import cast
 from hotbed import _core
 from hotbed.checkpoint.begun import Begun, Saved
 from hotbed.checkpoint.deltas import mark
-from hotbed.checkpoint.files import CheckpointError
+from hotbed.checkpoint.errors import CheckpointError
 from hotbed.checkpoint.ranks import KIND
 from hotbed.checkpoint.rows import most_bytes
 from hotbed.dist.by_store import ByStore

@@ -29,13 +29,14 @@ from hotbed.checkpoint.deltas import (
     write_removed,
 )
 from hotbed.checkpoint.entries import LinkedLog, Source, TableEntry
-from hotbed.checkpoint.files import CheckpointError
+from hotbed.checkpoint.errors import CheckpointError
 from hotbed.checkpoint.linked import link_rows
 from hotbed.checkpoint.manifest import FORMAT, LINKED_VERSION, VERSION, read_manifest
 from hotbed.checkpoint.models import description_of
 from hotbed.checkpoint.new import NewCheckpoint, new_folder, sweep
 from hotbed.checkpoint.ranks import KIND, beside_signs, entries_of, own_tables, ranks_of
 from hotbed.checkpoint.rows import most_bytes, write_rows
+from hotbed.checkpoint.stores import store_of
 from hotbed.checkpoint.tensors import write_tensors
 from hotbed.checkpoint.values import Saveable
 from hotbed.modules.owner import tables_of
@@ -294,7 +295,7 @@ def _folder_of_all(
         folder = ranks.values_of_all(KIND, "" if new is None else new.path)[0]
         try:
             with ranks.working(KIND):
-                if not os.path.isdir(folder):
+                if not store_of(folder).is_folder(folder):
                     raise CheckpointError(
                         f"Rank {ranks.rank} finds no folder {folder!r}, which rank 0 has made. All ranks "
                         "write to a checkpoint, so it must lie where all see it."
@@ -313,11 +314,9 @@ def _told_how_much(root: str, most: Callable[[], int]) -> Iterator[None]:
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
-        there = os.path.abspath(root)
-        while not os.path.isdir(there):
-            there = os.path.dirname(there)
-        disk, size = os.statvfs(there), most()
-        free = disk.f_bavail * disk.f_frsize
+        free, size = store_of(root).free_bytes(root), most()
+        if free is None:
+            raise
         missing = f", so {size - free:,} are missing" if size > free else ""
         text = f"a checkpoint takes up to {size:,} bytes, and {free:,} are free{missing}"
         raise OSError(error.errno, f"{os.strerror(error.errno)}: {text}", root) from error

@@ -7,7 +7,7 @@ from typing import Any, TypedDict
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from hotbed.checkpoint.files import CheckpointError
+from hotbed.checkpoint.errors import CheckpointError
 from hotbed.checkpoint.randomness import random_states
 from hotbed.checkpoint.ranks import KIND
 from hotbed.checkpoint.values import decoded, encoded

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import NamedTuple
 
 from hotbed.checkpoint.entries import FileEntry, Manifest, SizedFile
-from hotbed.checkpoint.files import CheckpointError, DamagedError
+from hotbed.checkpoint.errors import CheckpointError, DamagedError
 from hotbed.checkpoint.manifest import all_files, fault_of_files, read_manifest
 
 __all__ = ["Chains", "Link", "chain_of", "fault_of", "fault_of_chain", "is_of_removed"]

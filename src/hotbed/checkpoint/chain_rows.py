@@ -12,12 +12,13 @@ import torch
 from torch import Tensor
 
 from hotbed.checkpoint.chain import Link, is_of_removed
-from hotbed.checkpoint.files import DamagedError
+from hotbed.checkpoint.errors import DamagedError
+from hotbed.checkpoint.linked import linked_rows
 from hotbed.checkpoint.merge_columns import whole_rows
-from hotbed.checkpoint.rows import TableRows
+from hotbed.checkpoint.rows import IdFilter, TableRows
 from hotbed.checkpoint.tensors import read_views
 
-__all__ = ["removed_in", "rows_of_chain"]
+__all__ = ["ids_of_chain", "removed_in", "rows_of_chain"]
 
 
 def removed_in(link: Link, stems: Collection[str]) -> dict[str, Tensor]:
@@ -52,9 +53,13 @@ def rows_of_chain(
     as_stored: Collection[str],
     *,
     again: bool = False,
+    any_wanted: IdFilter | None = None,
 ) -> Iterator[tuple[str, TableRows]]:
     """Rows with these columns of each table at least, each row once, as `whole_rows` gives them. Holds 8
     bytes a row of those that bases have no more to give.
+
+    Args:
+        again, any_wanted: see `whole_rows`.
 
     Raises:
         DamagedError: a file is missing or damaged, or they do not fit together.
@@ -65,7 +70,9 @@ def rows_of_chain(
         entries = link.manifest["tables"]
         with_base = [s for s in wanted if s in entries and entries[s]["removed"] is not None]
         own = {stem: [ids] for stem, ids in removed_in(link, with_base).items()}
-        for path, rows in whole_rows(link.folder, link.manifest, wanted, as_stored, again=again):
+        for path, rows in whole_rows(
+            link.folder, link.manifest, wanted, as_stored, again=again, any_wanted=any_wanted
+        ):
             if rows.stem in own:
                 own[rows.stem].append(rows.tensors["ids"].clone())
             rows = _without(rows, later[rows.stem]) if rows.stem in later else rows
@@ -79,12 +86,54 @@ def rows_of_chain(
             return
 
 
+def ids_of_chain(links: Sequence[Link], stem: str) -> Iterator[Tensor]:
+    """Yield (n,) int64 ids of the rows of one table, each once, file by file; of files little else is read.
+
+    Raises:
+        DamagedError: a file is missing or damaged, or holds something else.
+    """
+    later = torch.empty(0, dtype=torch.int64, device="cpu")
+    for link in links:
+        if stem not in link.manifest["tables"]:
+            return
+        is_whole = link.manifest["tables"][stem]["removed"] is None
+        own = [later] if is_whole else [later, removed_in(link, [stem])[stem]]
+        for ids in _ids_in(link, stem):
+            own.append(ids)
+            yield ids[_are_none_of(ids, later)]
+        if is_whole:
+            return
+        later = torch.unique(torch.cat(own))
+
+
+def _ids_in(link: Link, stem: str) -> Iterator[Tensor]:
+    """Yield the ids of the rows that a link has itself."""
+    for file in link.manifest["files"]:
+        rows = file["rows"].get(stem)
+        if rows is None or rows["columns"][0]:  # whose ids come with the first columns
+            continue
+        path, name = os.path.join(link.folder, file["name"]), f"{stem}/ids"
+        ids = read_views(path, file, only=[name]).get(name)
+        if ids is None or ids.shape != (rows["count"],) or ids.dtype != torch.int64:
+            raise DamagedError(f"{path} has no ids of {stem!r} as its manifest says.")
+        yield ids.clone()  # and let go of the room for the rest
+    for _, found in linked_rows(link.folder, link.manifest, [stem]):
+        if not found.columns.start:
+            yield found.tensors["ids"]
+
+
+def _are_none_of(own: Tensor, ids: Tensor) -> Tensor:
+    """Mask of those in `own` that are not in `ids`, which rise."""
+    if not len(ids):
+        return torch.ones(len(own), dtype=torch.bool, device="cpu")
+    return ids[torch.searchsorted(ids, own).clamp_(max=len(ids) - 1)] != own
+
+
 def _without(rows: TableRows, ids: Tensor) -> TableRows:
     """Rows but for those of some ids, which rise."""
-    own = rows.tensors["ids"]
     if not len(ids):
         return rows
-    keep = ids[torch.searchsorted(ids, own).clamp_(max=len(ids) - 1)] != own
+    keep = _are_none_of(rows.tensors["ids"], ids)
     if bool(keep.all()):
         return rows
     return rows._replace(tensors={name: tensor[keep] for name, tensor in rows.tensors.items()})

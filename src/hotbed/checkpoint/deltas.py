@@ -14,9 +14,10 @@ from torch import Tensor
 
 from hotbed.checkpoint.chain import chain_of, fault_of
 from hotbed.checkpoint.entries import Base, FileEntry, Manifest, TableEntry
-from hotbed.checkpoint.files import CheckpointError
+from hotbed.checkpoint.errors import CheckpointError
 from hotbed.checkpoint.folder import is_complete, latest, opened
 from hotbed.checkpoint.manifest import read_manifest
+from hotbed.checkpoint.stores import store_of
 from hotbed.checkpoint.tensors import write_tensors
 from hotbed.table.live import LiveTable
 
@@ -77,7 +78,7 @@ def base_in(root: str, base: str | None, delta: bool | int = True) -> Iterator[M
         if not fault:
             manifest = read_manifest(folder)
             fault = "" if "uid" in manifest else _WITHOUT_UID
-        if os.path.dirname(folder) != os.path.realpath(root):
+        if os.path.dirname(folder) != store_of(root).resolved(root):
             fault = f"it does not lie in {root}. A base stays beside those that hold changes of it."
         if fault and base is not None:
             raise CheckpointError(f"base={base!r} cannot be one: {fault}")

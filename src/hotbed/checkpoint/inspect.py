@@ -12,7 +12,7 @@ from torch import Tensor
 from hotbed.checkpoint.chain import Link, chain_of
 from hotbed.checkpoint.chain_rows import removed_in
 from hotbed.checkpoint.entries import TableEntry
-from hotbed.checkpoint.files import CheckpointError
+from hotbed.checkpoint.errors import CheckpointError
 from hotbed.checkpoint.folder import MANIFEST, opened
 from hotbed.checkpoint.linked import linked_bytes, linked_rows
 from hotbed.checkpoint.manifest import all_files, read_manifest, sources

@@ -22,10 +22,11 @@ import torch
 
 from hotbed import _core
 from hotbed.checkpoint.entries import LinkedLog, LinkedRows, Manifest, SizedFile, TableEntry
-from hotbed.checkpoint.files import CheckpointError, DamagedError
+from hotbed.checkpoint.errors import CheckpointError, DamagedError
 from hotbed.checkpoint.folder import complete_at
 from hotbed.checkpoint.manifest import all_files, fault_of_files, read_manifest, sources
 from hotbed.checkpoint.rows import TableRows
+from hotbed.checkpoint.stores import store_of
 from hotbed.errors import StorageError
 from hotbed.table.live import LiveTable
 from hotbed.table.lookups import Lookups
@@ -98,6 +99,9 @@ def linked_rows(
         wanted = {stem: rows for stem, rows in log["rows"].items() if stem in stems}
         if not wanted:
             continue
+        store_of(folder).refuse_links(
+            f"{folder} is to have hard links", "Pack a checkpoint before you copy it there."
+        )
         path = os.path.join(folder, log["name"])
         if fault := fault_of_files(folder, all_files((), [log])):
             raise DamagedError(fault)
@@ -226,6 +230,7 @@ def linked_files(path: str) -> set[tuple[int, int]]:
     folder of a run. Those that cannot be read have none."""
     found: set[tuple[int, int]] = set()
     with contextlib.suppress(CheckpointError):
+        store_of(path).refuse_links(f"{path} is to have hard links", "")
         for folder in complete_at(path):
             with contextlib.suppress(CheckpointError, OSError):
                 for file in all_files((), read_manifest(folder).get("linked", ())):

@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 from hotbed.checkpoint.chain import Chains
-from hotbed.checkpoint.files import CheckpointError, DamagedError
+from hotbed.checkpoint.errors import CheckpointError, DamagedError
 from hotbed.checkpoint.folder import OWN, folders_in, is_complete, is_held, order_of, root_of
 from hotbed.checkpoint.linked import linked_bytes
 from hotbed.checkpoint.manifest import MANIFEST, read_manifest
+from hotbed.checkpoint.stores import store_of
 
 __all__ = ["Checkpoint", "list"]
 
@@ -51,7 +52,8 @@ def list(path: str | os.PathLike[str]) -> Sequence[Checkpoint]:
     Raises:
         CheckpointError: what is there cannot be looked at.
     """
-    real = os.path.realpath(root_of(path))
+    real = root_of(path)
+    real = store_of(real).resolved(real)
     while True:
         try:
             folders = [real] if is_complete(real) else folders_in(real)
@@ -71,10 +73,10 @@ def _state_of(folder: str, chains: Chains) -> Checkpoint | None:
     try:
         complete = is_complete(folder)
         last = os.path.join(folder, MANIFEST) if complete else folder
-        when = datetime.datetime.fromtimestamp(os.lstat(last).st_mtime, datetime.timezone.utc)
-        names = [name for name in os.listdir(folder) if OWN.fullmatch(name)]
-        files = [os.path.join(folder, name) for name in names if name.endswith(".safetensors")]
-        size = sum(os.lstat(file).st_size for file in files)
+        store = store_of(folder)
+        when = datetime.datetime.fromtimestamp(store.changed_at(last), datetime.timezone.utc)
+        sizes = store.sizes_in(folder).items()
+        size = sum(n for f, n in sizes if OWN.fullmatch(f) and f.endswith(".safetensors"))
         step = order_of(folder)[1]
         if not complete:
             state: Literal["incomplete", "being written"]

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from hotbed.checkpoint.background import giving_memory_back
 from hotbed.checkpoint.beside_rows import kinds_of, refuse_other_model, several
-from hotbed.checkpoint.files import CheckpointError
+from hotbed.checkpoint.errors import CheckpointError
 from hotbed.checkpoint.folder import MANIFEST, opened
 from hotbed.checkpoint.half_loaded import Changes
 from hotbed.checkpoint.manifest import read_manifest
@@ -64,7 +64,7 @@ def load(
     have: states, also of random numbers, come back; without one, rows are as the last step left them.
 
     Args:
-        path: a checkpoint, or a folder of them, of which the latest is read.
+        path: a checkpoint, or a folder of them, of which the latest is read; or its URL on object storage.
         optimizer, scheduler, loader: as they were given to `save`.
         strict: names must be those that were saved. Else what only one side has is left alone; a warning says
             so where no table, or no tensor, is in common.

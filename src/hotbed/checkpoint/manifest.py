@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
-import stat
 from collections.abc import Iterable
 from typing import cast
 
 from hotbed.checkpoint.entries import FileEntry, LinkedLog, Manifest, SizedFile, Source
-from hotbed.checkpoint.files import CheckpointError, DamagedError, read_json_sealed
+from hotbed.checkpoint.errors import CheckpointError, DamagedError
+from hotbed.checkpoint.files import read_json_sealed
 from hotbed.checkpoint.manifest_faults import fault_of_entries
+from hotbed.checkpoint.names import MANIFEST
+from hotbed.checkpoint.stores import store_of
 
 __all__ = [
     "FORMAT",
@@ -22,8 +24,6 @@ __all__ = [
     "read_manifest",
     "sources",
 ]
-
-MANIFEST = "checkpoint.json"
 
 FORMAT, VERSION = "hotbed checkpoint", 1
 LINKED_VERSION = 2
@@ -74,25 +74,7 @@ def all_files(files: Iterable[FileEntry], logs: Iterable[LinkedLog]) -> list[Siz
 
 def fault_of_files(folder: str, files: Iterable[SizedFile]) -> str:
     """Which of some files of a manifest is missing, no plain file or of another size; empty for none."""
-    for file in files:
-        path = os.path.join(folder, file["name"])
-        if os.path.dirname(file["name"]) and os.path.islink(os.path.dirname(path)):
-            return f"{os.path.dirname(path)} is a link. A checkpoint is plain files."
-        try:
-            found = os.lstat(path)
-        except FileNotFoundError:
-            return f"{path} is missing."
-        except OSError as error:
-            return f"{path} cannot be read: {error.strerror}."
-        if not stat.S_ISREG(found.st_mode):
-            what = "a link" if stat.S_ISLNK(found.st_mode) else "no plain file"
-            return f"{path} is {what}. A checkpoint is plain files."
-        if found.st_size != file["bytes"]:
-            return (
-                f"{path} has {found.st_size:,} bytes and was saved with {file['bytes']:,}. Copy or save it "
-                "again."
-            )
-    return ""
+    return store_of(folder).fault_of_files(folder, files)
 
 
 def dense_file(manifest: Manifest) -> FileEntry:

@@ -9,13 +9,11 @@ from collections.abc import Mapping
 from typing import cast
 
 from hotbed.checkpoint.entries import FileEntry, TableEntry
+from hotbed.checkpoint.names import FILE_OF_LOG, LOG
 from hotbed.tables import DTYPES
 
-__all__ = ["FILE_OF_LOG", "LOG", "fault_of_entries"]
+__all__ = ["fault_of_entries"]
 
-LOG = re.compile(r"log-[0-9]+-[0-9]+")
-"""Folders of linked files."""
-FILE_OF_LOG = re.compile(r"manifest(\.new)?|lock|[0-9]+-[0-9]{10,20}\.rows")
 _FILE = re.compile(r"(dense|rows-[0-9]+-[0-9]+|removed-[0-9]+)\.safetensors")
 _DTYPES = {str(dtype).removeprefix("torch.") for dtype in DTYPES}
 

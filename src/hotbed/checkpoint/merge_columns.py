@@ -9,10 +9,10 @@ from torch import Tensor
 
 from hotbed import _core
 from hotbed.checkpoint.entries import Manifest, RuleEntry, Source
-from hotbed.checkpoint.files import DamagedError
+from hotbed.checkpoint.errors import DamagedError
 from hotbed.checkpoint.linked import linked_rows
 from hotbed.checkpoint.manifest import all_files, sources
-from hotbed.checkpoint.rows import TableRows, read_rows
+from hotbed.checkpoint.rows import IdFilter, TableRows, read_rows
 
 __all__ = ["whole_rows"]
 
@@ -29,12 +29,13 @@ def whole_rows(
     as_stored: Collection[str],
     *,
     again: bool = False,
+    any_wanted: IdFilter | None = None,
 ) -> Iterator[tuple[str, TableRows]]:
     """Rows with these columns of each table at least, as `read_rows` gives them.
 
     Args:
         as_stored: tables whose states and steps matter.
-        again: see `read_rows`.
+        again, any_wanted: see `read_rows`; columns that are put together are read nevertheless.
 
     Raises:
         DamagedError: a file is missing or damaged, or they do not fit together.
@@ -45,7 +46,11 @@ def whole_rows(
         if any(_has(one, stem, own) and not _has_all(one, stem, own) for one in sources(manifest))
     ]
     others = [stem for stem in columns if stem not in split]
-    for path, rows in _rows(folder, manifest, others, again=again):
+    with_columns: Manifest = {
+        **manifest,
+        "files": [f for f in manifest["files"] if any(_has(f, s, columns[s]) for s in others)],
+    }
+    for path, rows in _rows(folder, with_columns, others, again=again, any_wanted=any_wanted):
         own = columns[rows.stem]
         if rows.columns.start < own.stop and own.start < rows.columns.stop:
             yield path, rows
@@ -90,10 +95,15 @@ def _joined_rows(
 
 
 def _rows(
-    folder: str, manifest: Manifest, stems: Sequence[str], *, again: bool = False
+    folder: str,
+    manifest: Manifest,
+    stems: Sequence[str],
+    *,
+    again: bool = False,
+    any_wanted: IdFilter | None = None,
 ) -> Iterator[tuple[str, TableRows]]:
     """Rows of files, then those of linked logs."""
-    yield from read_rows(folder, manifest, stems, again=again)
+    yield from read_rows(folder, manifest, stems, again=again, any_wanted=any_wanted)
     yield from linked_rows(folder, manifest, stems)
 
 

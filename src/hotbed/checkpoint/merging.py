@@ -14,9 +14,9 @@ from torch import Tensor
 
 from hotbed.arrays import integer
 from hotbed.checkpoint.chain import Link, chain_of, fault_of_chain
-from hotbed.checkpoint.chain_rows import removed_in, rows_of_chain
+from hotbed.checkpoint.chain_rows import ids_of_chain, removed_in, rows_of_chain
 from hotbed.checkpoint.deltas import new_uid
-from hotbed.checkpoint.files import CheckpointError, DamagedError
+from hotbed.checkpoint.errors import CheckpointError, DamagedError
 from hotbed.checkpoint.folder import complete_in, opened, root_of
 from hotbed.checkpoint.manifest import VERSION, dense_file, read_manifest
 from hotbed.checkpoint.new import new_folder
@@ -188,8 +188,7 @@ def _checkpoint_of_step(folder: str, step: int) -> str:
 def _ids(links: list[Link], table: str) -> Tensor:
     found = [torch.empty(0, dtype=torch.int64, device="cpu")]
     if table in links[0].manifest["tables"]:
-        columns = {table: slice(0, links[0].manifest["tables"][table]["dim"])}
-        found += [rows.tensors["ids"].clone() for _, rows in rows_of_chain(links, columns, ())]
+        found += ids_of_chain(links, table)
     return torch.cat(found)
 
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from hotbed import _core
 from hotbed.checkpoint.entries import Manifest, ModelEntry
-from hotbed.checkpoint.files import CheckpointError
+from hotbed.checkpoint.errors import CheckpointError
 from hotbed.checkpoint.folder import MANIFEST
 from hotbed.checkpoint.manifest import dense_file
 from hotbed.checkpoint.tables import described, table_of

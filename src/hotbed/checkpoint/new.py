@@ -3,38 +3,26 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
+import functools
 import os
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from typing import cast
 
 from hotbed.checkpoint.chain import Chains
-from hotbed.checkpoint.files import CheckpointError, sync_folder, write_json_sealed
+from hotbed.checkpoint.entries import SizedFile
+from hotbed.checkpoint.errors import CheckpointError
+from hotbed.checkpoint.files import sealed
 from hotbed.checkpoint.folder import (
-    MANIFEST,
-    OWN,
     complete_folders,
     complete_in,
     folders_in,
-    held,
     is_complete,
-    made_to_stay,
-    name_after,
     order_of,
 )
-from hotbed.checkpoint.manifest_faults import FILE_OF_LOG, LOG
+from hotbed.checkpoint.stores import NewFolder, Store, store_of
 
-__all__ = [
-    "NEXT",
-    "NewCheckpoint",
-    "check_keep",
-    "check_step",
-    "new_folder",
-    "remove_others",
-    "sweep",
-]
-
-NEXT = "checkpoint.json.new"
+__all__ = ["NewCheckpoint", "check_keep", "check_step", "new_folder", "sweep"]
 
 
 def check_step(step: object) -> None:
@@ -59,9 +47,13 @@ class NewCheckpoint:
         is_complete: whether it has its manifest, and so stays whatever comes.
     """
 
-    def __init__(self, path: str, step: int, release: Callable[[], None]) -> None:
-        self.path, self.is_complete = path, False
-        self._step, self._release = step, release
+    def __init__(self, store: Store, folder: NewFolder) -> None:
+        self.is_complete = False
+        self._store, self._folder = store, folder
+
+    @property
+    def path(self) -> str:
+        return self._folder.path
 
     def complete(self, manifest: Mapping[str, object], keep: int | None = None) -> str:
         """Makes it the latest complete checkpoint, when its files are there. Returns its folder, which was
@@ -74,23 +66,20 @@ class NewCheckpoint:
         Raises:
             OSError: it is not complete.
         """
-        write_json_sealed(os.path.join(self.path, NEXT), manifest)
-        sync_folder(self.path)
         root = os.path.dirname(self.path)
-        with held(os.path.realpath(root), fcntl.LOCK_EX):
+        files = cast(list[SizedFile], manifest.get("files", []))
+        self._folder.prepare(sealed(manifest), files)
+        with self._store.alone_in(root):
             earlier = complete_in(root)
             last = max(map(order_of, earlier), default=(-1, -1))
-            if last > order_of(self.path):
-                self._rename_behind_all()
-            os.replace(os.path.join(self.path, NEXT), os.path.join(self.path, MANIFEST))
-            sync_folder(self.path)
-            sync_folder(root)
+            self._folder.publish(last)
             self.is_complete = True
-            self._release()  # before another process completes one, which removes this
+            self._folder.release()  # before another process completes one, which removes this
             if keep is not None:
                 self._remove_earlier(earlier, keep)
-            is_shared = last > _last_seen[os.path.realpath(root)]
-            _last_seen[os.path.realpath(root)] = order_of(self.path)
+            run = self._store.resolved(root)
+            is_shared = last > _last_seen[run]
+            _last_seen[run] = order_of(self.path)
         if is_shared:
             warnings.warn(
                 f"Another process saves checkpoints into {root}, too. keep= counts and removes those of "
@@ -99,29 +88,27 @@ class NewCheckpoint:
             )
         return self.path
 
-    def _rename_behind_all(self) -> None:
-        root, before = os.path.split(self.path)
-        while before == os.path.basename(self.path):
-            path = os.path.join(root, name_after(os.listdir(root), self._step))
-            with contextlib.suppress(FileExistsError):
-                os.mkdir(path)  # no other takes the name from here on
-                os.rename(self.path, path)
-                self.path = path
-
     def _remove_earlier(self, earlier: list[str], keep: int) -> None:
         with contextlib.suppress(OSError):
             chains = Chains()
             if chains.fault(self.path):
                 return  # it may be that only earlier ones are whole
             to_keep, needed = keep - 1, chains.bases(self.path)
-            for renamed in {*complete_folders(os.path.dirname(self.path))} - {*earlier}:
+            root = os.path.dirname(self.path)
+            known = {*earlier, *complete_folders(root)}
+            for renamed in known - {*earlier}:
                 needed |= chains.bases(renamed)
+
+            def is_base(folder: str) -> bool:
+                later = {*complete_folders(root)} - known
+                return any(folder in chains.bases(one) for one in later)
+
             for folder in reversed(earlier):  # bases come before what was made from them
                 if not to_keep and folder not in needed:
-                    _remove_unheld(folder)
+                    self._store.remove_unused(folder, unless=functools.partial(is_base, folder))
                 elif to_keep and not chains.fault(folder):
                     to_keep -= 1
-                if os.path.lexists(os.path.join(folder, MANIFEST)):
+                if is_complete(folder):
                     needed |= chains.bases(folder)
 
 
@@ -139,90 +126,48 @@ def new_folder(root: str, step: int) -> Iterator[NewCheckpoint]:
         CheckpointError: `root` is a checkpoint.
         OSError: it cannot be made.
     """
-    made = False
+    store, made = store_of(root), False
     while True:
-        made |= made_to_stay(os.path.abspath(root))
+        made |= store.make_folder(store.absolute(root))
         if is_complete(root):
             raise CheckpointError(
                 f"{root} is a checkpoint itself. Name the folder that it lies in."
             )
-        folder = ""
         with contextlib.ExitStack() as stack:
+            folder: NewFolder | None = None
             try:
-                with held(os.path.realpath(root), fcntl.LOCK_EX):
-                    folder = os.path.join(root, name_after(os.listdir(root), step))
-                    os.mkdir(folder)
-                    there = stack.enter_context(held(folder, fcntl.LOCK_EX))
+                with store.alone_in(root):
+                    folder = store.new_folder(root, step)
+                    stack.callback(folder.release)
                     last = max(map(order_of, complete_in(root)), default=(-1, -1))
-                    _last_seen.setdefault(os.path.realpath(root), last)
+                    _last_seen.setdefault(store.resolved(root), last)
             except (FileExistsError, FileNotFoundError):
                 continue
             except OSError:
-                for empty in [folder, root] if made else [folder]:
+                for empty in [*([folder.path] if folder else []), *([root] if made else [])]:
                     with contextlib.suppress(OSError):
-                        os.rmdir(empty)
+                        store.remove_empty(empty)
                 raise
-            if not there:  # somebody took it for what a dead process has left
+            if not folder.is_there:  # somebody took it for what a dead process has left
                 continue
-            new = NewCheckpoint(folder, step, stack.close)
+            new = NewCheckpoint(store, folder)
             try:
                 yield new
             except BaseException:
                 if not new.is_complete:
                     with contextlib.suppress(OSError):
-                        _remove(new.path)
+                        folder.discard()
                         if made:
-                            os.rmdir(root)
+                            store.remove_empty(root)
                 raise
             return
 
 
 def sweep(root: str) -> None:
     """Removes what processes that died have left of checkpoints."""
+    store = store_of(root)
     # While nobody completes one: it takes another name, under which nobody holds it for a moment.
-    with (
-        contextlib.suppress(FileNotFoundError, NotADirectoryError),
-        held(os.path.realpath(root), fcntl.LOCK_EX),
-    ):
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError), store.alone_in(root):
         for folder in folders_in(root):
-            if not os.path.lexists(os.path.join(folder, MANIFEST)):
-                _remove_unheld(folder, unless_complete=True)
-
-
-def _remove_unheld(folder: str, *, unless_complete: bool = False) -> None:
-    with (
-        contextlib.suppress(OSError),
-        held(folder, fcntl.LOCK_EX | fcntl.LOCK_NB) as there,
-    ):
-        if there and not (unless_complete and os.path.lexists(os.path.join(folder, MANIFEST))):
-            _remove(folder)
-
-
-def _remove(folder: str) -> None:
-    """Removes what is Hotbed's in it, the manifest first, and the folder if nothing else is there."""
-    manifest = os.path.join(folder, MANIFEST)
-    if os.path.lexists(manifest) and not os.path.isdir(manifest):
-        os.unlink(manifest)
-        sync_folder(folder)
-    remove_others(folder, ())
-    with contextlib.suppress(OSError):
-        os.rmdir(folder)
-
-
-def remove_others(folder: str, names: Collection[str]) -> None:
-    """Remove what is Hotbed's in the folder of a checkpoint, but for its manifest and the files and folders
-    with these names."""
-    for name in sorted({*os.listdir(folder)} - {MANIFEST, *names}):
-        path = os.path.join(folder, name)
-        if LOG.fullmatch(name) and os.path.isdir(path) and not os.path.islink(path):
-            _remove_log(path)
-        elif OWN.fullmatch(name) and not os.path.isdir(path):
-            os.unlink(path)
-
-
-def _remove_log(folder: str) -> None:
-    for name in os.listdir(folder):
-        if FILE_OF_LOG.fullmatch(name):
-            os.unlink(os.path.join(folder, name))
-    with contextlib.suppress(OSError):
-        os.rmdir(folder)
+            if not is_complete(folder):
+                store.remove_left_over(folder)

@@ -9,13 +9,16 @@ import warnings
 from collections.abc import Callable, Iterator
 
 from hotbed.checkpoint.entries import Manifest
-from hotbed.checkpoint.files import CheckpointError, sync_folder, write_json_sealed
-from hotbed.checkpoint.folder import held, opened
+from hotbed.checkpoint.errors import CheckpointError
+from hotbed.checkpoint.files import write_json_sealed
+from hotbed.checkpoint.folder import opened
 from hotbed.checkpoint.linked import linked_rows
 from hotbed.checkpoint.manifest import MANIFEST, VERSION, read_manifest
 from hotbed.checkpoint.manifest_faults import fault_of_entries
-from hotbed.checkpoint.new import NEXT, remove_others
+from hotbed.checkpoint.names import NEXT
 from hotbed.checkpoint.rows import Piece, write_files
+from hotbed.checkpoint.stores import store_of
+from hotbed.checkpoint.stores.local_files import held, remove_others, sync_folder
 
 __all__ = ["pack"]
 
@@ -35,9 +38,12 @@ def pack(path: str | os.PathLike[str], *, progress: Callable[[int], None] | None
         Its folder.
 
     Raises:
-        CheckpointError: there is no such checkpoint, it is damaged, or somebody reads it.
+        CheckpointError: there is no such checkpoint, it is damaged or on object storage, or is read.
         OSError: it cannot be written; it is as it was.
     """
+    store_of(os.fsdecode(path)).refuse_links(
+        "hotbed.checkpoint.pack replaces hard links", "A checkpoint there is portable as it is."
+    )
     with opened(os.fsdecode(path)) as folder:
         pass  # and let it go, as this one changes it
     try:

@@ -9,7 +9,7 @@ from typing import TypeVar
 from torch import nn
 
 from hotbed.checkpoint.entries import RuleEntry, TableEntry
-from hotbed.checkpoint.files import CheckpointError
+from hotbed.checkpoint.errors import CheckpointError
 from hotbed.checkpoint.rules import rule_of
 from hotbed.checkpoint.tables import entry_of
 from hotbed.dist.distribute import sharing_of

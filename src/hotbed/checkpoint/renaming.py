@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from hotbed.checkpoint.files import CheckpointError
+from hotbed.checkpoint.errors import CheckpointError
 
 __all__ = ["Renaming", "hint"]
 

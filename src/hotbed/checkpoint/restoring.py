@@ -20,7 +20,7 @@ from hotbed.checkpoint.chain import chain_of, fault_of_chain
 from hotbed.checkpoint.chain_rows import rows_of_chain
 from hotbed.checkpoint.deltas import mark, remember
 from hotbed.checkpoint.entries import Manifest
-from hotbed.checkpoint.files import CheckpointError, DamagedError
+from hotbed.checkpoint.errors import CheckpointError, DamagedError
 from hotbed.checkpoint.folder import MANIFEST
 from hotbed.checkpoint.half_loaded import Changes
 from hotbed.checkpoint.linked import adopted
@@ -233,7 +233,8 @@ class Loading:
                 table.allocate()  # before rows come, as those come with what their rule keeps of them
             there = self._adopt()
             columns = {s: table.spec.columns for s, table in self.own.items() if s not in there}
-            found = rows_of_chain(self.links, columns, as_stored, again=True)
+            here = self._has_any if self.ranks.size > 1 else None
+            found = rows_of_chain(self.links, columns, as_stored, again=True, any_wanted=here)
             for path, rows in self.ranks.heartbeat(KIND, found):
                 table = self.own[rows.stem]
                 try:
@@ -248,6 +249,14 @@ class Loading:
                 for others in behind.others():
                     table.write(others)
             self._remember()
+
+    def _has_any(self, stem: str, ids: Tensor) -> bool:
+        """Return True if this process keeps some of these ids of a table, or none should have been saved."""
+        origin = self.own[stem].spec.origin
+        if origin.rows is not None and len(ids):
+            if not 0 <= int(ids.min()) <= int(ids.max()) < origin.rows:
+                return True
+        return len(origin.ids_in_part(ids)[0]) > 0
 
     def _adopt(self) -> set[str]:
         """Have tables go on from linked files where they can. Returns their names."""

@@ -7,10 +7,11 @@ and, of a table with ``untouched="exact"``, ``T/steps`` (n,): the step up to whi
 from __future__ import annotations
 
 import collections
+import functools
 import itertools
 import os
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple
 
@@ -18,13 +19,15 @@ import torch
 from torch import Tensor
 
 from hotbed.checkpoint.entries import FileEntry, FileRows, Manifest, Written
-from hotbed.checkpoint.files import DamagedError
+from hotbed.checkpoint.errors import DamagedError
+from hotbed.checkpoint.stores import store_of
 from hotbed.checkpoint.tensors import read_views, write_tensors
 from hotbed.table.live import LiveTable
 from hotbed.table.records import Records
 
 __all__ = [
     "FILE_BYTES",
+    "IdFilter",
     "Piece",
     "TableRows",
     "most_bytes",
@@ -165,12 +168,17 @@ class TableRows(NamedTuple):
     """By their part, such as ``weights`` and ``states/sum``."""
 
 
+IdFilter = Callable[[str, Tensor], bool]
+"""Whether any of (n,) int64 ids of a table are wanted."""
+
+
 def read_rows(
     folder: str,
     manifest: Manifest,
     stems: Sequence[str],
     *,
     again: bool = False,
+    any_wanted: IdFilter | None = None,
 ) -> Iterator[tuple[str, TableRows]]:
     """The rows of some tables, file by file: the path of the file, and what it has of one table. The next
     files are read meanwhile.
@@ -178,34 +186,65 @@ def read_rows(
     Args:
         again: files are read into the same memory in turn, so that what one has is gone when the next
             is asked for.
+        any_wanted: of a file of which no ids are, little more is read than these, and no rows are given.
 
     Raises:
         DamagedError: a file is missing or damaged, or holds something else.
     """
     wanted = [file for file in manifest["files"] if any(stem in stems for stem in file["rows"])]
     paths = [os.path.join(folder, file["name"]) for file in wanted]
-    most = max((_size(path) for path in paths), default=0)
+    most = max(_sizes_of(folder, wanted), default=0)
     memory: list[Tensor | None] = [None] * (_READERS + 1)
     if again and most <= 4 * FILE_BYTES:  # larger ones have memory of their own
         memory = [torch.empty(most, dtype=torch.uint8, device="cpu") for _ in memory]
     begun = zip(paths, wanted, itertools.cycle(memory), strict=False)
+    read = functools.partial(_read, stems, any_wanted)
     with ThreadPoolExecutor(_READERS) as pool:
         under_way = collections.deque(
-            pool.submit(read_views, *each) for each in itertools.islice(begun, _READERS)
+            pool.submit(read, *each) for each in itertools.islice(begun, _READERS)
         )
-        for path, file in zip(paths, wanted, strict=True):
-            tensors = under_way.popleft().result()
-            under_way.extend(pool.submit(read_views, *each) for each in itertools.islice(begun, 1))
+        for path in paths:
+            file, tensors = under_way.popleft().result()
+            under_way.extend(pool.submit(read, *each) for each in itertools.islice(begun, 1))
             for stem in file["rows"]:
                 if stem in stems:
                     yield path, rows_in(path, manifest, file, stem, tensors)
 
 
-def _size(path: str) -> int:
+def _read(
+    stems: Collection[str],
+    any_wanted: IdFilter | None,
+    path: str,
+    file: FileEntry,
+    memory: Tensor | None,
+) -> tuple[FileEntry, dict[str, Tensor]]:
+    """Read a file, and return what the manifest says of it and the tensors; of one of which no ids are wanted
+    as if it had no rows."""
+    if any_wanted is None:
+        return file, read_views(path, file, memory)
+    names, is_any = {f"{stem}/ids": stem for stem in file["rows"] if stem in stems}, [False]
+
+    def look(found: Mapping[str, Tensor]) -> bool:
+        is_any[0] = found.keys() != names.keys() or any(
+            ids.dtype != torch.int64 or ids.dim() != 1 or any_wanted(names[name], ids)
+            for name, ids in found.items()
+        )
+        return is_any[0]
+
+    tensors = read_views(path, file, memory, only=names, rest_if=look)
+    if is_any[0]:
+        return file, tensors
+    none = {stem: FileRows(count=0, columns=rows["columns"]) for stem, rows in file["rows"].items()}
+    return {**file, "rows": none}, tensors
+
+
+def _sizes_of(folder: str, files: Sequence[FileEntry]) -> list[int]:
+    """Bytes of files as they are, and not as a manifest says."""
     try:
-        return os.stat(path).st_size
-    except OSError:  # told when it is read
-        return 0
+        there = store_of(folder).sizes_in(folder)
+    except OSError:  # told when they are read
+        return []
+    return [there.get(file["name"], 0) for file in files]
 
 
 def rows_in(

@@ -8,7 +8,7 @@ from typing import Any
 
 from hotbed import _core
 from hotbed.checkpoint.entries import History, RuleEntry
-from hotbed.checkpoint.files import CheckpointError
+from hotbed.checkpoint.errors import CheckpointError
 from hotbed.optim import RULES
 from hotbed.optim.options import fault_of_numbers
 from hotbed.table.live import LiveTable

@@ -21,10 +21,11 @@ from hotbed.checkpoint.background import (
 )
 from hotbed.checkpoint.begun import Begun, SaveCall, Saved, begin
 from hotbed.checkpoint.beside_rows import kinds_of, refuse_other_model
-from hotbed.checkpoint.files import CheckpointError
+from hotbed.checkpoint.errors import CheckpointError
 from hotbed.checkpoint.folder import root_of
 from hotbed.checkpoint.new import check_keep, check_step
 from hotbed.checkpoint.ranks import KIND, any_under_way, ranks_of, refuse_other_arguments
+from hotbed.checkpoint.stores import store_of
 from hotbed.checkpoint.values import Saveable
 from hotbed.modules.owner import tables_of
 from hotbed.storage import parse_bytes
@@ -109,7 +110,8 @@ def save(
     Rows are copied some megabytes at a time, wherever they lie. docs/format.md describes the files.
 
     Args:
-        path: a folder of checkpoints; it is made if there is none.
+        path: a folder of checkpoints; it is made if there is none. Or a URL of object storage, such as
+            ``s3://bucket/run``.
         model: any module, with Hotbed's tables in it or without.
         optimizer: one, or a list of several, of Hotbed or torch.
         step: how many steps were taken, from 0.
@@ -166,6 +168,8 @@ def save(
                 raise CheckpointError(
                     "linked=True saves rows as they lie, with their states. Leave linked or states=False out."
                 )
+            if linked:
+                store_of(root).refuse_links("linked=True makes hard links", "Leave linked out.")
             made_from = None if base is None else root_of(base)
             call = SaveCall(
                 path=root,
@@ -178,7 +182,7 @@ def save(
                 snapshot_memory=memory,
                 linked=linked,
             )
-            arguments = {**call, "path": os.path.normpath(root), **kinds}
+            arguments = {**call, **kinds}
             refuse_other_arguments("save", arguments, ranks)
             begun = begin(stack, call, model, optimizer, scheduler, loader)
             return _write(stack, call, ranks, begun)

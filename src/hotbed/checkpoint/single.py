@@ -11,9 +11,9 @@ from torch import Tensor
 
 from hotbed.arrays import id_tensor
 from hotbed.checkpoint.chain import chain_of
-from hotbed.checkpoint.chain_rows import rows_of_chain
-from hotbed.checkpoint.entries import TableEntry
-from hotbed.checkpoint.files import CheckpointError
+from hotbed.checkpoint.chain_rows import ids_of_chain, rows_of_chain
+from hotbed.checkpoint.entries import Manifest, TableEntry
+from hotbed.checkpoint.errors import CheckpointError
 from hotbed.checkpoint.folder import opened, root_of
 from hotbed.checkpoint.manifest import FORMAT, VERSION, read_manifest
 from hotbed.checkpoint.new import check_step, new_folder
@@ -48,10 +48,7 @@ def read(path: str | os.PathLike[str], table: str) -> Iterator[Chunk]:
         CheckpointError: there is no such checkpoint or table, or a file is damaged.
     """
     with opened(os.fsdecode(path)) as folder:
-        manifest = read_manifest(folder)
-        if table not in manifest["tables"]:
-            known = ", ".join(manifest["tables"]) or "none"
-            raise CheckpointError(f"{folder} has no table {table!r}. It has {known}.")
+        manifest = _with_table(folder, table)
         columns = {table: slice(0, manifest["tables"][table]["dim"])}
         as_stored = [table] if manifest["tables"][table]["rule"] else []
         for file, rows in rows_of_chain(chain_of(folder, manifest), columns, as_stored):
@@ -64,18 +61,29 @@ def read(path: str | os.PathLike[str], table: str) -> Iterator[Chunk]:
             yield Chunk(rows.tensors["ids"], rows.tensors["weights"], named, steps)
 
 
+def _with_table(folder: str, table: str) -> Manifest:
+    """Return the manifest. Raises CheckpointError where it has no such table."""
+    manifest = read_manifest(folder)
+    if table not in manifest["tables"]:
+        known = ", ".join(manifest["tables"]) or "none"
+        raise CheckpointError(f"{folder} has no table {table!r}. It has {known}.")
+    return manifest
+
+
 def contains(path: str | os.PathLike[str], table: str, ids: object) -> Tensor:
     """Return (n,) bool: True for each of (n,) ids of which a checkpoint has a row, as `read` finds it.
 
-    Of a static table it may have rows that no batch ever had: their first values.
+    Of a static table it may have rows that no batch ever had: their first values. Ids are read, and little
+    else.
 
     Raises:
         CheckpointError, InputError: as `read`; or they are no ids.
     """
     wanted = id_tensor("checkpoint.contains", ids).to(dtype=torch.int64, device="cpu")
     found = torch.zeros(wanted.shape, dtype=torch.bool, device="cpu")
-    for chunk in read(path, table):
-        found |= torch.isin(wanted, chunk.ids)
+    with opened(os.fsdecode(path)) as folder:
+        for own in ids_of_chain(chain_of(folder, _with_table(folder, table)), table):
+            found |= torch.isin(wanted, own)
     return found
 
 

@@ -9,7 +9,7 @@ import torch
 
 from hotbed import init
 from hotbed.checkpoint.entries import RuleEntry, TableDescription, TableEntry
-from hotbed.checkpoint.files import CheckpointError
+from hotbed.checkpoint.errors import CheckpointError
 from hotbed.files import Json
 from hotbed.table.live import LiveTable
 from hotbed.tables import Table

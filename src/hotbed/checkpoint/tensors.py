@@ -7,10 +7,11 @@ once. A checksum is the CRC32C, in hexadecimal digits, of 16 MiB of a file; the 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
-import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -18,13 +19,8 @@ from torch import Tensor
 
 from hotbed import _core
 from hotbed.checkpoint.entries import Written
-from hotbed.checkpoint.files import (
-    CheckpointError,
-    DamagedError,
-    open_plain,
-    write_new,
-    write_new_beside,
-)
+from hotbed.checkpoint.errors import CheckpointError, DamagedError
+from hotbed.checkpoint.stores import Reader, store_of
 from hotbed.errors import OutOfMemory
 
 __all__ = ["CHUNK_BYTES", "DTYPES", "header_of", "read_tensors", "read_views", "write_tensors"]
@@ -60,7 +56,7 @@ def write_tensors(
 
     Args:
         tensors: several under one name are its parts, which differ in their first dimension.
-        beside: whether others work meanwhile, see `write_new_beside`.
+        beside: whether others work meanwhile, see `hotbed.checkpoint.stores.protocol.Store.write_new_beside`.
 
     Raises:
         CheckpointError: a tensor has a dtype that cannot be saved.
@@ -77,7 +73,8 @@ def write_tensors(
     size = len(first) + sum(part.nbytes for own in parts.values() for part in own)
     sums = _Checksums()
     pieces = (_bytes_of(part) for name in begins for part in parts[name])
-    write = write_new_beside if beside else write_new
+    store = store_of(path)
+    write = store.write_new_beside if beside else store.write_new
     write(path, sums.of_all(_chain(first, pieces)))
     return {"bytes": size, "crc32c": sums.ended()}
 
@@ -125,29 +122,88 @@ def read_tensors(path: str, expected: Mapping[str, object]) -> dict[str, Tensor]
 
 
 def read_views(
-    path: str, expected: Mapping[str, object], into: Tensor | None = None
+    path: str,
+    expected: Mapping[str, object],
+    into: Tensor | None = None,
+    only: Collection[str] | None = None,
+    rest_if: Callable[[Mapping[str, Tensor]], bool] | None = None,
 ) -> dict[str, Tensor]:
     """The tensors of a file, which lie together as they do in it.
 
     Args:
         expected: what `write_tensors` returned, or what a manifest claims that to be.
         into: (n,) uint8: memory for them, if it is large enough.
+        only: names of those that are wanted, where they are there; of others nothing is read but what shares
+            a chunk with them. None: all.
+        rest_if: whether all are wanted, those being these; else all are returned, without rows.
 
     Raises:
         DamagedError: the file is missing, no plain file, not what was written, or no safetensors
             file; no more memory was taken than it has bytes.
         OutOfMemory: it has no room.
     """
-    contents = _checked_bytes(path, expected, into)
+    match expected:
+        case {"bytes": int(size), "crc32c": list(sums)}:
+            pass
+        case _:
+            raise DamagedError(f"{path} has no size and checksums in the manifest.")
+    with store_of(path).open_plain(path) as file:
+        checked = _Checked(path, file, size, sums, into)
+        contents = checked.contents
+        checked.read(0, 8 if only is not None else len(contents))
+        if only is not None:
+            checked.read(8, 8 + _header_bytes(contents))
+        with _as_damaged(path):
+            found = dict(_places_in(contents))
+        wanted = {n: place for n, place in found.items() if only is None or n in only}
+        for place in wanted.values():
+            checked.read(place.begin, place.end)
+        if rest_if is not None:
+            with _as_damaged(path):
+                first = {name: place.view(contents) for name, place in wanted.items()}
+            if not rest_if(first):
+                return {name: place.without_rows() for name, place in found.items()}
+            checked.read(0, len(contents))
+            wanted = found
+    with _as_damaged(path):
+        return {name: place.view(contents) for name, place in wanted.items()}
+
+
+@contextlib.contextmanager
+def _as_damaged(path: str) -> Iterator[None]:
     try:
-        return dict(_tensors_in(contents))
+        yield
     except (KeyError, RecursionError, RuntimeError, TypeError, ValueError) as error:
         text = " ".join(str(error).split())[:300].rstrip(".")
         raise DamagedError(f"{path} is no safetensors file that can be read: {text}.") from None
 
 
-def _tensors_in(contents: Tensor) -> Iterable[tuple[str, Tensor]]:
-    size = int.from_bytes(bytes(contents[:8].tolist()), "little")
+class _Place(NamedTuple):
+    """Where a tensor lies in a file."""
+
+    kind: torch.dtype
+    shape: Sequence[int]
+    begin: int
+    end: int
+
+    def view(self, contents: Tensor) -> Tensor:
+        plain = contents[self.begin : self.end]
+        if not len(plain):
+            return torch.empty(self.shape, dtype=self.kind, device="cpu")
+        aligned = plain if self.begin % self.kind.itemsize == 0 else plain.clone()
+        return aligned.view(self.kind).reshape(self.shape)
+
+    def without_rows(self) -> Tensor:
+        return torch.empty((0, *self.shape[1:]), dtype=self.kind, device="cpu")
+
+
+def _header_bytes(contents: Tensor) -> int:
+    return int.from_bytes(bytes(contents[:8].tolist()), "little")
+
+
+def _places_in(contents: Tensor) -> Iterable[tuple[str, _Place]]:
+    """Yield the names of tensors in a file, of which the header is there, in the order of the file."""
+    size = _header_bytes(contents)
     begin = 8 + size
     if begin > len(contents):
         raise ValueError(f"its header is to have {size:,} bytes")
@@ -173,14 +229,7 @@ def _tensors_in(contents: Tensor) -> Iterable[tuple[str, Tensor]]:
         at = begin + end
         if at > len(contents):
             raise ValueError(f"{name!r} is to end behind the file")
-        plain = contents[begin + first : at]
-        aligned = plain if (begin + first) % kind.itemsize == 0 else plain.clone()
-        yield (
-            name,
-            aligned.view(kind).reshape(shape)
-            if end > first
-            else torch.empty(shape, dtype=kind, device="cpu"),
-        )
+        yield name, _Place(kind, shape, begin + first, at)
     if at != len(contents):
         raise ValueError(f"{len(contents) - at:,} bytes are no tensor's")
 
@@ -211,14 +260,17 @@ class _Checksums:
         return [*self._sums, f"{self._sum:08x}"] if self._bytes or not self._sums else self._sums
 
 
-def _checked_bytes(path: str, expected: Mapping[str, object], into: Tensor | None) -> Tensor:
-    match expected:
-        case {"bytes": int(size), "crc32c": list(sums)}:
-            pass
-        case _:
-            raise DamagedError(f"{path} has no size and checksums in the manifest.")
-    with open_plain(path) as file:
-        there = os.fstat(file.fileno()).st_size
+class _Checked:
+    """A file on its way into memory: a chunk is checked when it is read, once.
+
+    Attributes:
+        contents: (bytes of the file,) uint8, of which the chunks that were read are there.
+    """
+
+    def __init__(
+        self, path: str, file: Reader, size: int, sums: Sequence[str], into: Tensor | None
+    ) -> None:
+        there = file.size
         if there != size:
             raise DamagedError(
                 f"{path} has {there:,} bytes and was saved with {size:,}. Copy or save it again."
@@ -226,20 +278,38 @@ def _checked_bytes(path: str, expected: Mapping[str, object], into: Tensor | Non
         if len(sums) != max(1, -(-size // CHUNK_BYTES)):
             raise DamagedError(f"{path} has {len(sums)} checksums for {size:,} bytes.")
         large = into is not None and len(into) >= size
-        contents = into[:size] if large and into is not None else _room_for(path, size)
-        for number, saved in enumerate(sums):
-            begin, end = number * CHUNK_BYTES, min((number + 1) * CHUNK_BYTES, size)
-            chunk = contents[begin:end].numpy()
-            left = chunk.data
-            while left and (count := file.readinto(left)):
-                left = left[count:]
-            # One by one, so that what is damaged, or no file at all but its size, takes no more memory.
-            if left or f"{_core.crc32c(chunk, 0):08x}" != saved:
-                raise DamagedError(
-                    f"{path} is damaged: bytes {begin:,} to {end:,} are not those that were saved. Copy or "
-                    "save it again."
-                )
-    return contents
+        self.contents = into[:size] if large and into is not None else _room_for(path, size)
+        self._path, self._file, self._sums = path, file, sums
+        self._left = {*range(len(sums))}
+        self._at = 0
+
+    def read(self, begin: int, end: int) -> None:
+        """Read the chunks that have these bytes, as far as the file has them.
+
+        Raises:
+            DamagedError: they are not those that were saved.
+        """
+        last = max(begin, min(end, len(self.contents)) - 1) // CHUNK_BYTES
+        for number in range(begin // CHUNK_BYTES, last + 1):
+            if number in self._left:
+                self._read_chunk(number)
+
+    def _read_chunk(self, number: int) -> None:
+        begin, end = number * CHUNK_BYTES, min((number + 1) * CHUNK_BYTES, len(self.contents))
+        chunk = self.contents[begin:end].numpy()
+        if begin != self._at:
+            self._file.seek(begin)
+        left = chunk.data
+        while left and (count := self._file.readinto(left)):
+            left = left[count:]
+        # One by one, so that what is damaged, or no file at all but its size, takes no more memory.
+        if left or f"{_core.crc32c(chunk, 0):08x}" != self._sums[number]:
+            raise DamagedError(
+                f"{self._path} is damaged: bytes {begin:,} to {end:,} are not those that were saved. Copy or "
+                "save it again."
+            )
+        self._left.discard(number)
+        self._at = end
 
 
 def _room_for(path: str, size: int) -> Tensor:

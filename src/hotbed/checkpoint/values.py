@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hotbed.checkpoint.files import CheckpointError
+from hotbed.checkpoint.errors import CheckpointError
 from hotbed.checkpoint.tensors import DTYPES
 from hotbed.files import Json
 

@@ -19,7 +19,10 @@ app = typer.Typer(no_args_is_help=True, rich_markup_mode="rich")
 
 Folder = Annotated[
     str,
-    typer.Argument(metavar="DIR", help="A checkpoint, or a folder of them, whose latest is meant."),
+    typer.Argument(
+        metavar="DIR",
+        help="A checkpoint, or a folder of them, whose latest is meant; also s3://...",
+    ),
 ]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -13,6 +12,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from hotbed.checkpoint.rows import FILE_BYTES
+from hotbed.checkpoint.stores import store_of
 from hotbed.errors import HotbedError
 from hotbed.tables import DTYPES, MAX_DIM
 
@@ -157,11 +157,8 @@ def refuse_without_room(path: str, tables: Sequence[FileTable]) -> None:
     """Raises FormatError where a checkpoint of tables has no room on the disk of `path`. A small file can
     tell of tables that are larger than any disk."""
     needed = sum(table.stored * (8 + table.dim * table.dtype.itemsize) for table in tables)
-    folder = os.path.abspath(path)
-    while not os.path.isdir(folder):
-        folder = os.path.dirname(folder)
-    free = shutil.disk_usage(folder).free
-    if needed > free:
+    free = store_of(path).free_bytes(path)
+    if free is not None and needed > free:
         raise FormatError(
             f"{path} would have {needed:,} bytes, and {free:,} are free there. --table takes "
             "some tables only."

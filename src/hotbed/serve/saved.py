@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from hotbed.checkpoint.files import CheckpointError, others_loaded_by
+from hotbed.checkpoint.errors import CheckpointError, others_loaded_by
 from hotbed.checkpoint.folder import latest
 from hotbed.checkpoint.loading import load_model
 from hotbed.checkpoint.manifest import read_manifest

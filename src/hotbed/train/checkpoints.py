@@ -38,7 +38,8 @@ class Checkpoints(Callback):
     first calls ``hotbed.load(path, model, optimizer, loader=position)``.
 
     Args:
-        path: a folder of checkpoints, which stays the same if the current directory changes.
+        path: a folder of checkpoints, which stays the same if the current directory changes, or a URL of
+            object storage.
         optimizer, scheduler: as `hotbed.save` takes them.
         position: the one that `fit` is given.
         beside: what else is saved by its ``state_dict()``, such as a `Validation`; `hotbed.load` takes it as

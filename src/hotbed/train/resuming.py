@@ -10,11 +10,12 @@ from torch import nn
 from torch.optim import Optimizer
 
 from hotbed.checkpoint import Saved, Saving, load
-from hotbed.checkpoint.files import others_loaded_by
+from hotbed.checkpoint.errors import others_loaded_by
 from hotbed.checkpoint.folder import complete_in, opened
 from hotbed.checkpoint.manifest import read_manifest
 from hotbed.checkpoint.models import description_of
 from hotbed.checkpoint.ranks import ranks_of
+from hotbed.checkpoint.stores import store_of
 from hotbed.checkpoint.values import Stateful, decoded
 from hotbed.data.position import Position
 from hotbed.data.windows import Fingerprint, SampleReader
@@ -69,10 +70,8 @@ class RunCheckpoints(Checkpoints):
             self.save()
         elif self.settings.resumes:
             path = self.settings.checkpoint_to_resume()
-            is_own = os.path.realpath(self.path) in (
-                os.path.realpath(path),
-                os.path.dirname(os.path.realpath(path)),
-            )
+            run, found = (store_of(one).resolved(one) for one in (self.path, path))
+            is_own = run in (found, os.path.dirname(found))
             with others_loaded_by(f"--resume-from {'{name}' if is_own else '{path}'}"):
                 with ranks.reporting("a checkpoint"):
                     note = self.same.check(path)

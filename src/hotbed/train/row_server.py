@@ -9,7 +9,7 @@ import torch.distributed as torch_dist
 from rich.console import Console
 from torch import nn
 
-from hotbed.checkpoint.files import CheckpointError
+from hotbed.checkpoint.errors import CheckpointError
 from hotbed.checkpoint.models import description_of, model_of
 from hotbed.dist import distribute, serve_rows
 from hotbed.dist.hosts import CALLS

@@ -12,7 +12,8 @@ import os
 from collections.abc import Collection
 from pathlib import Path
 
-from hotbed.checkpoint.files import CheckpointError, read_json_sealed, write_json_sealed
+from hotbed.checkpoint.errors import CheckpointError
+from hotbed.checkpoint.files import read_json_sealed, write_json_sealed
 from hotbed.checkpoint.linked import linked_files, number_of
 from hotbed.places.tiered.folder import is_own, logs_in
 

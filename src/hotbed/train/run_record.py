@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 from rich.console import Console
 
+from hotbed.checkpoint.stores import store_of
 from hotbed.files import Json
 from hotbed.train.callbacks import Callback
 from hotbed.train.csv_log import CsvLog
@@ -178,7 +179,8 @@ def _as_json(settings: TrainSettings) -> dict[str, object]:
 
 def _identity(settings: TrainSettings) -> dict[str, object]:
     """Return what does not change when a run goes on, with absolute paths."""
-    checkpoint = settings.checkpoint and os.path.realpath(settings.checkpoint)
+    path = settings.checkpoint
+    checkpoint = path and store_of(path).resolved(path)
     return {**settings.of_same_run(), "checkpoint": checkpoint}
 
 

@@ -8,18 +8,12 @@ from torch import nn
 from torch.optim import Optimizer
 
 from hotbed.checkpoint import Saved, save
-from hotbed.checkpoint.files import DamagedError
-from hotbed.checkpoint.folder import (
-    MANIFEST,
-    complete_in,
-    is_complete,
-    is_of_checkpoints,
-    made_to_stay,
-)
+from hotbed.checkpoint.errors import DamagedError
+from hotbed.checkpoint.folder import MANIFEST, complete_in, is_complete, is_of_checkpoints
 from hotbed.checkpoint.manifest import read_manifest
 from hotbed.checkpoint.ranks import ranks_of
+from hotbed.checkpoint.stores import store_of
 from hotbed.checkpoint.values import encoded
-from hotbed.files import new_beside
 from hotbed.modules.owner import tables_of
 from hotbed.train.report import OutputError
 
@@ -68,9 +62,10 @@ def refuse_other_checkpoints(path: str, mark: Mark) -> None:
     Raises:
         OutputError: the path is a file or a checkpoint, or holds one without the mark.
     """
-    if os.path.exists(path) and not os.path.isdir(path):
+    store = store_of(path)
+    if store.is_file(path):
         raise OutputError(f"Cannot save to {path!r}: it is a file. Name a folder.")
-    if os.path.lexists(os.path.join(path, MANIFEST)):
+    if store.is_there(os.path.join(path, MANIFEST)):
         raise OutputError(f"Cannot save to {path!r}: it is a checkpoint. Name another folder.")
     if not all(map(mark.is_on, complete_in(path))):
         raise OutputError(
@@ -85,22 +80,18 @@ def check_writable_folder(path: str) -> None:
     A folder that is there must be empty or hold a saved model. Of other files beside it nothing is
     touched.
     """
-    if not os.path.exists(path):
-        try:
-            made_to_stay(os.path.abspath(path))
-            os.rmdir(path)
-        except OSError as error:
-            raise OutputError(f"Cannot save to {path!r}: {error.strerror}.") from None
-        return
-    if not os.path.isdir(path):
+    store = store_of(path)
+    if store.is_file(path):
         raise OutputError(f"Cannot save to {path!r}: it is a file.")
     try:
-        refuse_other_checkpoints(path, _OF_SAVE)
-        if not complete_in(path) and not all(is_of_checkpoints(name) for name in os.listdir(path)):
-            raise OutputError(
-                f"Cannot save to {path!r}: the folder holds other files. Name a new folder."
-            )
-        os.unlink(new_beside(os.path.join(path, "model")))
+        if store.is_folder(path):
+            refuse_other_checkpoints(path, _OF_SAVE)
+            others = not all(is_of_checkpoints(name) for name in store.names_in(path))
+            if others and not complete_in(path):
+                raise OutputError(
+                    f"Cannot save to {path!r}: the folder holds other files. Name a new folder."
+                )
+        store.try_writing(path)
     except OSError as error:
         if isinstance(error, OutputError):
             raise

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 
 from hotbed.checkpoint import load_model
-from hotbed.checkpoint.files import others_loaded_by
+from hotbed.checkpoint.errors import others_loaded_by
 from hotbed.data import CATEGORIES, MISSING_ID, ColumnFiles, CriteoLog, Key, Schema
 from hotbed.storage import Storage
 from hotbed.train.batches import Batch

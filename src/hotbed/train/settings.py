@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import torch
 
 from hotbed.checkpoint.folder import is_of_checkpoints
+from hotbed.checkpoint.stores import store_of
 from hotbed.errors import HotbedError, StorageError
 from hotbed.models import MODELS
 from hotbed.optim import RULES
@@ -222,7 +223,7 @@ class TrainSettings:
         if self.resume_from is None:
             return self.checkpoint
         inside = os.path.join(self.checkpoint, self.resume_from)
-        return inside if os.path.isdir(inside) else self.resume_from
+        return inside if store_of(inside).is_folder(inside) else self.resume_from
 
     def _check_device(self) -> None:
         if not torch.cuda.is_available():
@@ -294,7 +295,7 @@ def _check(option: Option, value: Any) -> None:
 
 def absolute(path: object) -> object:
     """Return an absolute path; what is no text stays."""
-    return os.path.abspath(path) if isinstance(path, str) else path
+    return store_of(path).absolute(path) if isinstance(path, str) else path
 
 
 def _error(option: Option, value: object, wanted: str) -> SettingsError:
