@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import os
 import tempfile
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -70,6 +72,8 @@ class _Measured:
             self.train(model, optimizer)
             size = TABLES * int(self.rows * DIRTY) * RECORD
             self.time("write a file, synced", partial(write, self.folder / "file", size))
+            os.sync()
+            time.sleep(1)  # until the system has done what is left of it
             before = model.stats()["rows_to_ssd"]
             self.time("linked save", partial(self.save, model, optimizer, linked=True))
             written += model.stats()["rows_to_ssd"] - before

@@ -16,6 +16,7 @@ from hotbed.checkpoint.errors import DamagedError
 from hotbed.checkpoint.linked import linked_rows
 from hotbed.checkpoint.merge_columns import whole_rows
 from hotbed.checkpoint.rows import IdFilter, TableRows
+from hotbed.checkpoint.seen_ids import SeenIds, seen_ids
 from hotbed.checkpoint.tensors import read_views
 
 __all__ = ["ids_of_chain", "removed_in", "rows_of_chain"]
@@ -55,8 +56,8 @@ def rows_of_chain(
     again: bool = False,
     any_wanted: IdFilter | None = None,
 ) -> Iterator[tuple[str, TableRows]]:
-    """Rows with these columns of each table at least, each row once, as `whole_rows` gives them. Holds 8
-    bytes a row of those that bases have no more to give.
+    """Rows with these columns of each table at least, each row once, as `whole_rows` gives them. Holds
+    `SeenIds` of those that bases have no more to give.
 
     Args:
         again, any_wanted: see `whole_rows`.
@@ -65,7 +66,7 @@ def rows_of_chain(
         DamagedError: a file is missing or damaged, or they do not fit together.
     """
     wanted = dict(columns)
-    later: dict[str, Tensor] = {}  # ids that newer links have or have removed, rising
+    later: dict[str, SeenIds] = {}  # ids that newer links have or have removed
     for link in links:
         entries = link.manifest["tables"]
         with_base = [s for s in wanted if s in entries and entries[s]["removed"] is not None]
@@ -75,13 +76,12 @@ def rows_of_chain(
         ):
             if rows.stem in own:
                 own[rows.stem].append(rows.tensors["ids"].clone())
-            rows = _without(rows, later[rows.stem]) if rows.stem in later else rows
+            rows = _new_rows(rows, later[rows.stem]) if rows.stem in later else rows
             if len(rows.tensors["ids"]) or rows.stem not in later:
                 yield path, rows
         wanted = {stem: wanted[stem] for stem in own}
         for stem, ids in own.items():
-            before = [later[stem]] if stem in later else []
-            later[stem] = torch.unique(torch.cat([*before, *ids]))
+            later.setdefault(stem, seen_ids(entries[stem]["rows"])).add(torch.cat(ids))
         if not wanted:
             return
 
@@ -92,18 +92,21 @@ def ids_of_chain(links: Sequence[Link], stem: str) -> Iterator[Tensor]:
     Raises:
         DamagedError: a file is missing or damaged, or holds something else.
     """
-    later = torch.empty(0, dtype=torch.int64, device="cpu")
+    later: SeenIds | None = None
     for link in links:
         if stem not in link.manifest["tables"]:
             return
-        is_whole = link.manifest["tables"][stem]["removed"] is None
-        own = [later] if is_whole else [later, removed_in(link, [stem])[stem]]
+        entry = link.manifest["tables"][stem]
+        is_whole = entry["removed"] is None
+        own = [] if is_whole else [removed_in(link, [stem])[stem]]
         for ids in _ids_in(link, stem):
-            own.append(ids)
-            yield ids[_are_none_of(ids, later)]
+            if not is_whole:
+                own.append(ids)
+            yield ids if later is None else ids[later.are_new(ids)]
         if is_whole:
             return
-        later = torch.unique(torch.cat(own))
+        later = later or seen_ids(entry["rows"])
+        later.add(torch.cat(own))
 
 
 def _ids_in(link: Link, stem: str) -> Iterator[Tensor]:
@@ -122,18 +125,13 @@ def _ids_in(link: Link, stem: str) -> Iterator[Tensor]:
             yield found.tensors["ids"]
 
 
-def _are_none_of(own: Tensor, ids: Tensor) -> Tensor:
-    """Mask of those in `own` that are not in `ids`, which rise."""
-    if not len(ids):
-        return torch.ones(len(own), dtype=torch.bool, device="cpu")
-    return ids[torch.searchsorted(ids, own).clamp_(max=len(ids) - 1)] != own
-
-
-def _without(rows: TableRows, ids: Tensor) -> TableRows:
-    """Rows but for those of some ids, which rise."""
-    if not len(ids):
-        return rows
-    keep = _are_none_of(rows.tensors["ids"], ids)
+def _new_rows(rows: TableRows, later: SeenIds) -> TableRows:
+    """Rows but for those that newer links have."""
+    keep = later.are_new(rows.tensors["ids"])
     if bool(keep.all()):
         return rows
-    return rows._replace(tensors={name: tensor[keep] for name, tensor in rows.tensors.items()})
+    at = keep.nonzero().squeeze(1)
+    return rows._replace(
+        is_copy=True,
+        tensors={name: torch.index_select(each, 0, at) for name, each in rows.tensors.items()},
+    )

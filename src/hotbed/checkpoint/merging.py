@@ -73,8 +73,9 @@ def _pieces(links: list[Link]) -> Iterator[Piece]:
     entries = links[0].manifest["tables"]
     columns = {stem: slice(0, entry["dim"]) for stem, entry in entries.items()}
     with_states = [stem for stem, entry in entries.items() if entry["rule"]]
-    for _, rows in rows_of_chain(links, columns, with_states):
-        yield rows.stem, rows.columns, rows.tensors
+    for _, rows in rows_of_chain(links, columns, with_states, again=True):
+        own = rows.tensors if rows.is_copy else {n: t.clone() for n, t in rows.tensors.items()}
+        yield rows.stem, rows.columns, own
 
 
 def _told(pieces: Iterator[Piece], progress: Callable[[int], None] | None) -> Iterator[Piece]:

@@ -166,6 +166,8 @@ class TableRows(NamedTuple):
     columns: slice
     tensors: dict[str, Tensor]
     """By their part, such as ``weights`` and ``states/sum``."""
+    is_copy: bool = False
+    """True if others do not use the memory again."""
 
 
 IdFilter = Callable[[str, Tensor], bool]
