@@ -59,7 +59,6 @@ class _Measured:
         self.shape = f"{TABLES} x {rows:,} x {DIM} float32 with Adagrad, {DIRTY:.0%} of rows dirty"
         self.rounds = 2 if report.quick else ROUNDS
         self.timings: dict[str, Timing] = {}
-        self.other_work = 0.0
 
     def all(self) -> None:
         model, optimizer = self.made("a")
@@ -71,16 +70,13 @@ class _Measured:
         for number in range(1, self.rounds + 1):
             self.progress(f"round {number} of {self.rounds}")
             size = TABLES * int(self.rows * DIRTY) * RECORD
-            # A save is too short to tell other work from what the system does for it: over the round.
-            with OtherWork() as other:
-                self.train(model, optimizer)
-                self.time("write a file, synced", partial(write, self.folder / "file", size))
-                os.sync()
-                time.sleep(1)  # until the system has done what is left of it
-                before = model.stats()["rows_to_ssd"]
-                self.time("linked save", partial(self.save, model, optimizer, linked=True))
-                written += model.stats()["rows_to_ssd"] - before
-            self.other_work = max(self.other_work, other.share)
+            self.train(model, optimizer)
+            self.time("write a file, synced", partial(write, self.folder / "file", size))
+            os.sync()
+            time.sleep(1)  # until the system has done what is left of it
+            before = model.stats()["rows_to_ssd"]
+            self.time("linked save", partial(self.save, model, optimizer, linked=True))
+            written += model.stats()["rows_to_ssd"] - before
         self.report.figures["rows that a linked save writes to the SSD"] = round(
             written / self.rounds
         )
@@ -89,8 +85,6 @@ class _Measured:
             self.time("whole save", partial(self.save, model, optimizer, linked=False))
         del model, optimizer
         self.loads()
-        for name in ("write a file, synced", "linked save"):
-            self.timings[name].other_work = self.other_work
         for name, timing in self.timings.items():
             self.report.add(name, self.shape, timing)
         medians = {name: timing.median for name, timing in self.timings.items()}

@@ -10,7 +10,7 @@ namespace hotbed {
 namespace {
 
 // Rows that are kept together.
-constexpr int64_t kKeptAtOnce = 4096;
+constexpr int64_t kKeptAtOnce = 4096, kLeastAtOnce = 256;
 
 }  // namespace
 
@@ -36,9 +36,11 @@ void TableKeeper::keep(const int64_t* slots, int64_t n) {
   }
 }
 
-RecordParts& TableKeeper::kept_with_room() {
+RecordParts& TableKeeper::kept_with_room(int64_t more) {
   if (kept_.empty() || kept_.back()->count == kept_.back()->most) {
-    kept_.push_back(std::make_unique<RecordParts>(layout_, at_once_));
+    // Each page that nobody has had takes a while, so no more than these need.
+    int64_t room = std::clamp(more, std::min(kLeastAtOnce, at_once_), at_once_);
+    kept_.push_back(std::make_unique<RecordParts>(layout_, room));
   }
   return *kept_.back();
 }
@@ -46,7 +48,7 @@ RecordParts& TableKeeper::kept_with_room() {
 void TableKeeper::keep_chosen() {
   auto count = static_cast<int64_t>(chosen_.size());
   for (int64_t begin = 0; begin < count;) {
-    RecordParts& part = kept_with_room();
+    RecordParts& part = kept_with_room(count - begin);
     int64_t some = std::min(count - begin, part.most - part.count);
     part.add_from(table_, chosen_.data() + begin, some);
     begin += some;

@@ -50,7 +50,8 @@ class TableKeeper : public RowKeeper {
   // Under the mutex of the room, as is all that follows. Of rows in these slots (null: in the first
   // n) those that are to be copied, and are so now.
   virtual void choose(const int64_t* slots, int64_t n) = 0;
-  RecordParts& kept_with_room();
+  // `more`: rows that are to be kept, for which there may be room.
+  RecordParts& kept_with_room(int64_t more);
   void keep_chosen();
   std::unique_ptr<RecordParts> take_kept();
 
