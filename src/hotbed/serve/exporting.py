@@ -23,6 +23,7 @@ from hotbed.arrays import id_tensor
 from hotbed.checkpoint.deltas import new_uid
 from hotbed.checkpoint.files import write_json_sealed
 from hotbed.checkpoint.models import description_of
+from hotbed.checkpoint.stores.local_files import sync_folder
 from hotbed.errors import TableError
 from hotbed.files import appearing_folder
 from hotbed.modules.owner import tables_of
@@ -98,7 +99,9 @@ def export(
             raise ExportError(f"{name} is {value!r}. Pass one of {', '.join(known)}.")
     for module in ("onnx", "onnxscript", "onnxruntime"):
         _needed(module)
-    target = os.path.abspath(path)
+    if "://" in os.fsdecode(path):
+        raise ExportError(f"{os.fsdecode(path)} is a URL. Write a folder, and copy it there.")
+    target = os.path.abspath(os.fsdecode(path))
     if os.path.lexists(target) and not os.path.isfile(os.path.join(target, MANIFEST)):
         raise BundleError(f"{target} is there, and no bundle. Name another folder.")
     stems = {table: stem for stem, table in tables_of(model).items()}
@@ -258,20 +261,26 @@ def _needed(module: str) -> ModuleType:
 @contextlib.contextmanager
 def _in_place_of(target: str) -> Iterator[str]:
     """For a ``with`` statement: the folder to fill, which is at `target` then; an earlier bundle goes."""
+    new, before = (f"{target}.{new_uid()[:8]}.{what}" for what in ("new", "before"))
     with contextlib.ExitStack() as stack:
-        with appearing_folder(f"{target}.new") as folder:
+        with appearing_folder(new) as folder:
             yield folder
+            for path, _, _ in os.walk(folder):
+                sync_folder(path)
         if os.path.lexists(target):
-            before = f"{target}.{new_uid()[:8]}.before"
             os.rename(target, before)
             stack.callback(shutil.rmtree, before, ignore_errors=True)
-        os.rename(f"{target}.new", target)
+        os.rename(new, target)
+        sync_folder(os.path.dirname(target))
 
 
 def _files_in(folder: str) -> list[FileEntry]:
+    """Bring files to the disk. Returns what the manifest says of them."""
     found: list[FileEntry] = []
     for path in sorted(Path(folder).rglob("*")):
         if path.is_file():
+            with open(path, "rb") as file:
+                os.fsync(file.fileno())
             contents = (
                 np.memmap(path, np.uint8, "r") if path.stat().st_size else np.empty(0, np.uint8)
             )
