@@ -152,8 +152,8 @@ void SpaceSnapshot::keep_held_back() {
   int64_t bytes = space_->layout().bytes();
   for (size_t i = 0; i < keys.size(); ++i) {
     OfTable& keeper = *tables_[static_cast<size_t>(keys[i].table)];
-    keeper.kept_with_room(1).add(keys[i].id,
-                                moment_.held_back_records.data() + static_cast<int64_t>(i) * bytes);
+    keeper.kept_with_room(1).add(
+        keys[i].id, moment_.held_back_records.data() + static_cast<int64_t>(i) * bytes);
     room_->bytes += static_cast<uint64_t>(bytes);
   }
   moment_.held_back_records = {};
