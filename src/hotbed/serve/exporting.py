@@ -100,7 +100,9 @@ def export(
     for module in ("onnx", "onnxscript", "onnxruntime"):
         _needed(module)
     if "://" in os.fsdecode(path):
-        raise ExportError(f"{os.fsdecode(path)} is no folder of this machine. Write one, and copy it there.")
+        raise ExportError(
+            f"{os.fsdecode(path)} is no folder of this machine. Write one, and copy it there."
+        )
     target = os.path.abspath(os.fsdecode(path))
     if os.path.lexists(target) and not os.path.isfile(os.path.join(target, MANIFEST)):
         raise BundleError(f"{target} is there, and no bundle. Name another folder.")
