@@ -49,6 +49,11 @@ def test_a_model_of_click_logs(tmp_path: Path) -> None:
     again = run("export", model, out, "--data", log, "--rows", "int8", "--default", "mean")
     assert again.exit_code == 0
     assert np.abs(answers(out, dict(batch)) - expected).max() < 0.1
+    ssd = ("--host", "24MB", "--ssd", tmp_path / "rows")
+    for _ in range(2):  # what the first has left may go
+        done = run("export", model, tmp_path / "over", "--data", log, *ssd)
+        assert done.exit_code == 0, done.output
+    np.testing.assert_allclose(answers(tmp_path / "over", dict(batch)), expected, atol=1e-5)
     for words, told in (
         (("--rows", "int2"), "rows is 'int2'"),
         (("--default", "x"), "default is 'x'"),

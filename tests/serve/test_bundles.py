@@ -7,6 +7,7 @@ import os
 import runpy
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -235,6 +236,44 @@ def test_a_program_of_torch_export(tmp_path: Path) -> None:
     torch.testing.assert_close(found, expected)
 
 
+class OneLayer(nn.Module):
+    """Its table has the name of what it is asked with."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.user = hb.Embedding(20, 4)
+
+    def forward(self, batch: dict[str, Tensor]) -> Tensor:
+        return self.user(batch["user"])
+
+
+def test_names_may_be_the_same(tmp_path: Path) -> None:
+    model, sample = OneLayer(), {"user": ids(20)}
+    check_answers(hb.export(model, tmp_path / "b", sample=sample), model, sample)
+    alone = hb.EmbeddingCollection([hb.Table("user", 4, 20)], seed=0)
+    with pytest.raises(ExportError, match="'user' is asked with and answered"):
+        hb.export(alone, tmp_path / "c", sample=sample)
+
+
+def test_narrow_ids_that_the_dense_part_takes(tmp_path: Path) -> None:
+    item = hb.Table("item", 16, combiner=None, padding_idx=-1)
+    model = hb.models.DIN([item, "u"], features={"item": "item", "history": "item", "u": "u"})
+    sample = {"u": ids(9), "item": ids(9), "history": ids(9, B, 3) - 1}
+    sample = {name: each.int() for name, each in sample.items()}
+    model(sample)
+    check_answers(hb.export(model, tmp_path / "b", sample=sample), model, sample)
+
+
+def test_threads(tmp_path: Path) -> None:
+    model, sample = OneLayer(), {"user": ids(20)}
+    places = ["same", "same", "other", "more"]
+    with ThreadPoolExecutor(4) as pool:
+        paths = list(pool.map(lambda p: hb.export(model, tmp_path / p, sample=sample), places))
+    for path in paths:
+        check_answers(path, model, sample)
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["more", "other", "same"]
+
+
 class Layer(nn.Module):
     def forward(self, vector: Tensor) -> Tensor:
         return vector * 2 if float(vector.detach().sum()) > 0 else vector
@@ -253,11 +292,15 @@ class Odd(nn.Module):
         given = batch["a"]
         if self.what == "computed ids":
             given = given % 5
+        if self.what == "ids changed in place":
+            given.remainder_(5)
         found = self.vectors({"a": given})["a"]
         if self.what == "twice":
             found = found + self.vectors({"a": given})["a"]
         if self.what == "unpooled bags":
             return found.values
+        if self.what == "an answer's name":
+            return found + batch["output"]
         if self.what == "random":
             return found + torch.rand(found.shape)
         if self.what == "a fixed batch":
@@ -276,6 +319,9 @@ class Odd(nn.Module):
         ("random", "random in it"),
         ("a fixed batch", "cannot be exported|fixed to the number of samples"),
         ("one sample", "at least two"),
+        ("ids changed in place", "changes 'a' of its batch"),
+        ("an answer's name", "'output' is asked with and answered"),
+        ("an array", "are ndarray. Give the sample's as tensors"),
     ],
 )
 def test_what_cannot_be_exported(what: str, told: str, tmp_path: Path) -> None:
@@ -285,8 +331,11 @@ def test_what_cannot_be_exported(what: str, told: str, tmp_path: Path) -> None:
     sample = (
         bags if what in ("unpooled bags", "weights") else ids(9, 1 if what == "one sample" else B)
     )
+    batch = {"a": sample.numpy() if what == "an array" else sample}
+    if what == "an answer's name":
+        batch["output"] = torch.rand(B, 4)
     with pytest.raises(ExportError, match=told):
-        hb.export(Odd(what), tmp_path / "b", sample={"a": sample})
+        hb.export(Odd(what), tmp_path / "b", sample=batch)
     assert [*tmp_path.iterdir()] == []
 
 

@@ -16,7 +16,7 @@ from hotbed.checkpoint.errors import CheckpointError
 from hotbed.checkpoint.folder import MANIFEST, opened
 from hotbed.checkpoint.linked import linked_bytes, linked_rows
 from hotbed.checkpoint.manifest import all_files, read_manifest, sources
-from hotbed.checkpoint.rows import TableRows, rows_in
+from hotbed.checkpoint.rows import TableRows, fault_of_ids, rows_in
 from hotbed.checkpoint.single import differs, read, repeated
 from hotbed.checkpoint.tensors import read_views
 
@@ -78,12 +78,9 @@ def _verified_logs(
 
 
 def _fault(path: str, table: TableEntry, rows: TableRows) -> str:
-    if fault := differs(path, table, rows):
-        return fault
-    ids, limit = rows.tensors["ids"], table["rows"]
-    if limit is not None and len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < limit:
-        return f"{path} has an id of {rows.stem!r} outside [0, {limit})"
-    return ""
+    return differs(path, table, rows) or fault_of_ids(
+        path, rows.stem, rows.tensors["ids"], table["rows"]
+    )
 
 
 class TableContents(TypedDict):

@@ -25,7 +25,7 @@ from hotbed.checkpoint.entries import LinkedLog, LinkedRows, Manifest, SizedFile
 from hotbed.checkpoint.errors import CheckpointError, DamagedError
 from hotbed.checkpoint.folder import complete_at
 from hotbed.checkpoint.manifest import all_files, fault_of_files, read_manifest, sources
-from hotbed.checkpoint.rows import TableRows
+from hotbed.checkpoint.rows import TableRows, fault_of_ids
 from hotbed.checkpoint.stores import store_of
 from hotbed.errors import StorageError
 from hotbed.table.live import LiveTable
@@ -161,14 +161,14 @@ def _rows_of_store(
         stem = by_number[number]
         rows = wanted[stem]
         found[stem] += len(ids)
-        ids, limit = rows["first"] + rows["stride"] * ids, entries[stem]["rows"]
-        if limit is not None and not bool(((ids >= 0) & (ids < limit)).all()):
-            raise DamagedError(f"{path} has an id of {stem!r} outside [0, {limit})")
+        ids = rows["first"] + rows["stride"] * ids
+        if fault := fault_of_ids(path, stem, ids, entries[stem]["rows"]):
+            raise DamagedError(f"{fault}.")
         tensors = {"ids": ids, "weights": weights}
         tensors |= {name: state for (name, _), state in zip(states, of_states, strict=True)}
         if steps is not None:
             tensors["steps"] = steps
-        yield path, TableRows(stem, slice(*rows["columns"]), tensors)
+        yield path, TableRows(stem, slice(*rows["columns"]), tensors, is_copy=True)
     for stem, rows in wanted.items():
         _check_count(path, stem, found[stem], rows)
 
@@ -199,7 +199,10 @@ def adopted(
         own = [tables[stem] for stem in stems]
         places = [(log["rows"][stem]["store"], log["rows"][stem]["number"]) for stem in stems]
         path = os.path.join(folder, log["name"])
-        counts = own[0].place.lookups.adopt(own, path, places)
+        try:
+            counts = own[0].place.lookups.adopt(own, path, places)
+        except StorageError as error:
+            raise _told(path, error) from error
         for stem, count in zip(stems, counts or (), strict=False):
             _check_count(path, stem, count, log["rows"][stem])
         done |= {*stems} if counts is not None else set()

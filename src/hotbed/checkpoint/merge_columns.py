@@ -147,4 +147,4 @@ def _joined(
     twice = any(len(torch.unique(own)) < len(own) for own in map(torch.cat, there.values()))
     if twice or filled != len(ids) * width:
         raise ValueError("some rows have not all of them, or twice")
-    return TableRows(stem, columns, {"ids": ids, **tensors})
+    return TableRows(stem, columns, {"ids": ids, **tensors}, is_copy=True)

@@ -32,7 +32,7 @@ from hotbed.checkpoint.rules import forget_steps, give_history, refuse_other_rul
 from hotbed.checkpoint.tables import differences, key_in
 from hotbed.checkpoint.tensors import read_tensors
 from hotbed.checkpoint.values import Stateful, decoded
-from hotbed.errors import HotbedError, OptimizerError, StorageError
+from hotbed.errors import HotbedError, OptimizerError
 from hotbed.modules.owner import tables_left_out, tables_of
 from hotbed.table.live import LiveTable
 from hotbed.table.locks import alone
@@ -262,12 +262,9 @@ class Loading:
         """Have tables go on from linked files where they can. Returns their names."""
         if len(self.links) > 1:
             return set()
-        try:
-            same = {*self._same()}
-            adopt = functools.partial(adopted, self.folder, self.manifest, self.own, same)
-            return beside_signs(self.ranks, adopt)
-        except StorageError as error:
-            raise DamagedError(f"{loading_from(self.folder)} has damaged files: {error}") from error
+        same = {*self._same()}
+        adopt = functools.partial(adopted, self.folder, self.manifest, self.own, same)
+        return beside_signs(self.ranks, adopt)
 
     def _same(self) -> dict[str, LiveTable]:
         """Tables whose rows become as they were saved, with all states that were."""

@@ -30,6 +30,7 @@ __all__ = [
     "IdFilter",
     "Piece",
     "TableRows",
+    "fault_of_ids",
     "most_bytes",
     "read_rows",
     "rows_in",
@@ -238,6 +239,13 @@ def _read(
         return file, tensors
     none = {stem: FileRows(count=0, columns=rows["columns"]) for stem, rows in file["rows"].items()}
     return {**file, "rows": none}, tensors
+
+
+def fault_of_ids(path: str, stem: str, ids: Tensor, rows: int | None) -> str:
+    """Return what is wrong with ids of a table of so many rows (None: of any ids); empty for nothing."""
+    if rows is not None and len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < rows:
+        return f"{path} has an id of {stem!r} outside [0, {rows})"
+    return ""
 
 
 def _sizes_of(folder: str, files: Sequence[FileEntry]) -> list[int]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Annotated
 
 import typer
 
 from hotbed.cli.errors import in_one_sentence
+from hotbed.cli.storage_options import Host, ResetSsd, Ssd
 
 
 def export(
@@ -33,19 +35,9 @@ def export(
             metavar="zeros|mean", help="The vector of an id without row: zeros, or the rows' mean."
         ),
     ] = "zeros",
-    host: Annotated[
-        str | None,
-        typer.Option(
-            "--host",
-            metavar="SIZE",
-            help="Memory that the model's tables may take, like 2GB; the rest goes to --ssd. Default: all "
-            "of them lie in memory.",
-        ),
-    ] = None,
-    ssd: Annotated[
-        str | None,
-        typer.Option("--ssd", metavar="FOLDER", help="Where rows go that do not fit into --host."),
-    ] = None,
+    host: Host = None,
+    ssd: Ssd = None,
+    reset_ssd: ResetSsd = False,
 ) -> None:
     """Write a saved model as a bundle, which answers requests without Hotbed and torch.
 
@@ -67,17 +59,20 @@ def export(
         from hotbed.serve.bundle import is_of_a_bundle
         from hotbed.serve.saved import export_saved
         from hotbed.train.paths import Folder, Named, refuse_clashes
+        from hotbed.train.run_note import is_of_a_run, write_note
         from hotbed.train.settings import storage_of
 
-        refuse_clashes(
-            reads=[Named("--data", path) for path in data],
-            writes=[],
-            folders=[
-                Folder(Named("DIR", folder), is_of_checkpoints),
-                Folder(Named("BUNDLE", out), is_of_a_bundle),
-            ],
-        )
-        storage = storage_of(host, ssd, False, saved_in=[folder])
+        folders = [
+            Folder(Named("DIR", folder), is_of_checkpoints),
+            Folder(Named("BUNDLE", out), is_of_a_bundle),
+        ]
+        if ssd is not None:
+            folders.append(Folder(Named("--ssd", ssd), is_of_a_run))
+        refuse_clashes(reads=[Named("--data", path) for path in data], writes=[], folders=folders)
+        storage = storage_of(host, ssd, reset_ssd, saved_in=[folder])
         with console.status("Exporting ..."):
             size = export_saved(folder, out, data, rows, default, storage)
+        if ssd is not None:
+            with contextlib.suppress(OSError):
+                write_note(ssd, may_go=True)  # the rows are in `folder`
     typer.echo(f"{out}: {size / 1e6:,.1f} MB. It answers with onnxruntime and NumPy.")

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from hotbed.cli.errors import in_one_sentence
+from hotbed.cli.storage_options import Host, ResetSsd, Ssd
 
 
 def predict(
@@ -34,25 +35,9 @@ def predict(
     batch_size: Annotated[
         int, typer.Option(help="Samples scored at a time.", min=1, max=2**31 - 1)
     ] = 4096,
-    host: Annotated[
-        str | None,
-        typer.Option(
-            "--host",
-            metavar="SIZE",
-            help="Memory that the model's tables may take, like 2GB; the rest goes to --ssd. Default: all "
-            "of them lie in memory.",
-        ),
-    ] = None,
-    ssd: Annotated[
-        str | None,
-        typer.Option("--ssd", metavar="FOLDER", help="Where rows go that do not fit into --host."),
-    ] = None,
-    reset_ssd: Annotated[
-        bool,
-        typer.Option(
-            "--reset-ssd", help="Delete the rows of an earlier run in --ssd, saved or not."
-        ),
-    ] = False,
+    host: Host = None,
+    ssd: Ssd = None,
+    reset_ssd: ResetSsd = False,
 ) -> None:
     """Score the samples of click logs, or of files with the model's columns, with a saved model.
 

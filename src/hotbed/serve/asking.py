@@ -28,7 +28,12 @@ def lookups_of_ids(
     entries: list[LookupEntry] = []
     for lookup in lookups:
         at = next((name for name, leaf in leaves.items() if _is_same(leaf, lookup.ids)), None)
-        if at is None:
+        if at is None or not isinstance(lookup.ids, Tensor | Jagged):
+            if not isinstance(lookup.ids, Tensor | Jagged):
+                raise ExportError(
+                    f"The ids of {lookup.name!r} are {type(lookup.ids).__name__}. Give the sample's as "
+                    "tensors or hotbed.Jagged."
+                )
             raise ExportError(
                 f"The ids of {lookup.name!r} are computed by the model, and a bundle looks up those of a "
                 "request. Compute them where the batch is made."
@@ -40,7 +45,7 @@ def lookups_of_ids(
                 "table": tables[lookup.table],
                 "combiner": spec.combiner or "none",
                 "padding_idx": spec.padding_idx,
-                "vectors": lookup.name,
+                "vectors": lookup.input,
                 "dtype": _name(lookup.vectors.dtype),
             }
         )
@@ -88,7 +93,7 @@ def inputs_of(
             {
                 "name": name,
                 "kind": "ids" if is_ids else "numbers",
-                "dtype": "int64" if is_ids else dtype,
+                "dtype": dtype,
                 "shape": shape,
                 "dense": name in dense,
             }

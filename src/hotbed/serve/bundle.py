@@ -93,7 +93,7 @@ class InputEntry(TypedDict):
     kind: str
     """ids or numbers."""
     dtype: str
-    """int64 of ids; of numbers NumPy's name."""
+    """NumPy's name."""
     shape: list[int]
     """Of one sample: [] a value, [k] so many; [-1] of ids: any number."""
     dense: bool

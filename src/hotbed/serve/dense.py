@@ -71,7 +71,10 @@ def leaves_of(model: nn.Module, args: tuple[object, ...]) -> Leaves:
     for path, leaf in found:
         keys = [str(getattr(key, "key", getattr(key, "idx", ""))) for key in path]
         name = ".".join(keys[1:] if len(args) == 1 and len(keys) > 1 else keys)
-        named["input" if len(args) == 1 and len(keys) == 1 else name] = leaf
+        name = "input" if len(args) == 1 and len(keys) == 1 else name
+        if name in named:
+            raise ExportError(f"The sample has {name!r} in two ways. Rename one.")
+        named[name] = leaf
     return Leaves(named, places)
 
 
@@ -131,7 +134,7 @@ def program_of(bare: WithoutTables, lookups: Sequence[Lookup], leaves: Leaves) -
         exported = torch.export.export(
             dense, (vectors, [*tensors.values()]), dynamic_shapes=shapes, strict=False
         )
-    return Program(exported, [*(lookup.name for lookup in lookups), *tensors])
+    return Program(exported, [*(lookup.input for lookup in lookups), *tensors])
 
 
 def named_outputs(outputs: object) -> dict[str, Tensor]:
@@ -158,6 +161,8 @@ def onnx_of(program: Program, outputs: Sequence[str]) -> OnnxModel:
     Raises:
         ExportError: ONNX has no counterpart of an operation.
     """
+    if both := {*program.inputs} & {*outputs}:
+        raise ExportError(f"{min(both)!r} is asked with and answered. Rename it in the batch.")
     try:
         with _quiet(), torch.no_grad():
             made = torch.onnx.export(

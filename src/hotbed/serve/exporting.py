@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import importlib
 import importlib.metadata
 import json
 import os
 import shutil
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -26,6 +28,7 @@ from hotbed.checkpoint.models import description_of
 from hotbed.checkpoint.stores.local_files import sync_folder
 from hotbed.errors import TableError
 from hotbed.files import appearing_folder
+from hotbed.jagged import Jagged
 from hotbed.modules.owner import tables_of
 from hotbed.serve.asking import as_rows, first_samples, inputs_of, lookups_of_ids, outputs_of
 from hotbed.serve.bundle import (
@@ -54,6 +57,8 @@ __all__ = ["export"]
 TOLERANCE = 1e-5
 """Of the answers of onnxruntime, beside those of torch: absolute, and relative to the largest."""
 DEFAULTS = ("zeros", "mean")
+_ONE_AT_A_TIME = threading.Lock()
+"""Threads that trace a model, which torch does for one, or put a bundle in its place."""
 SHOWN = 4
 """Samples in the sample request."""
 
@@ -108,7 +113,8 @@ def export(
         raise BundleError(f"{target} is there, and no bundle. Name another folder.")
     stems = {table: stem for stem, table in tables_of(model).items()}
     only = _only(tables, {stem: table.spec.rows for table, stem in stems.items()})
-    traced = _traced(model, sample if isinstance(sample, tuple) else (sample,))
+    with _ONE_AT_A_TIME:
+        traced = _traced(model, sample if isinstance(sample, tuple) else (sample,))
     lookups = lookups_of_ids(traced.found.lookups, traced.leaves.named, stems)
     with _in_place_of(target) as folder:
         os.mkdir(os.path.join(folder, TABLES))
@@ -193,7 +199,14 @@ def _traced(model: nn.Module, args: tuple[object, ...]) -> _Traced:
     bare = WithoutTables(model)
     bare.model.eval()
     leaves = leaves_of(model, args)
+    before = {name: copy.deepcopy(leaf) for name, leaf in leaves.named.items()}
     found = recorded(bare, args)
+    for name, leaf in leaves.named.items():
+        if not _is_alike(leaf, before[name]):
+            raise ExportError(
+                f"The model changes {name!r} of its batch, which a request does not have changed. Have it "
+                "make a copy."
+            )
     if not found.lookups:
         raise ExportError("The model looks up nothing of this sample. torch.onnx.export does it.")
     traced = program_of(bare, found.lookups, leaves)
@@ -208,7 +221,7 @@ def _traced(model: nn.Module, args: tuple[object, ...]) -> _Traced:
         part = {name: first_samples(leaf, some, count) for name, leaf in leaves.named.items()}
         again = found if some == count else recorded(bare, leaves.sample(part))
         given = {name: leaf for name, leaf in part.items() if isinstance(leaf, Tensor)}
-        given |= {lookup.name: lookup.vectors for lookup in again.lookups}
+        given |= {lookup.input: lookup.vectors for lookup in again.lookups}
         wanted = named_outputs(again.outputs)
         for name, answer in _answered(session, given, [*wanted]).items():
             expected = wanted[name].detach().cpu()
@@ -221,6 +234,14 @@ def _traced(model: nn.Module, args: tuple[object, ...]) -> _Traced:
                     f"of {count} samples. Is something random in it, or fixed to the number of samples?"
                 )
     return _Traced(leaves, found, traced.exported, onnx, session, difference)
+
+
+def _is_alike(one: object, other: object) -> bool:
+    if isinstance(one, Jagged) and isinstance(other, Jagged):
+        return _is_alike(one.values, other.values) and _is_alike(one.offsets, other.offsets)
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        return one.shape == other.shape and bool(torch.equal(one.nan_to_num(), other.nan_to_num()))
+    return True
 
 
 def _answered(
@@ -269,10 +290,11 @@ def _in_place_of(target: str) -> Iterator[str]:
             yield folder
             for path, _, _ in os.walk(folder):
                 sync_folder(path)
-        if os.path.lexists(target):
-            os.rename(target, before)
-            stack.callback(shutil.rmtree, before, ignore_errors=True)
-        os.rename(new, target)
+        with _ONE_AT_A_TIME:
+            if os.path.lexists(target):
+                os.rename(target, before)
+                stack.callback(shutil.rmtree, before, ignore_errors=True)
+            os.rename(new, target)
         sync_folder(os.path.dirname(target))
 
 

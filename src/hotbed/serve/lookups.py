@@ -28,6 +28,11 @@ class Lookup(NamedTuple):
     table: LiveTable
     vectors: Tensor
 
+    @property
+    def input(self) -> str:
+        """Name of the dense part's input that takes them. (A leaf of the sample may have the module's.)"""
+        return f"vectors/{self.name}"
+
 
 class Recorded(NamedTuple):
     """A forward of a sample."""
