@@ -301,6 +301,8 @@ class Odd(nn.Module):
             return found.values
         if self.what == "an answer's name":
             return found + batch["output"]
+        if self.what == "a fixed number of ids":
+            return found + given.offsets[-1]
         if self.what == "random":
             return found + torch.rand(found.shape)
         if self.what == "a fixed batch":
@@ -318,6 +320,7 @@ class Odd(nn.Module):
         ("control flow", "Layer 'layer.0' cannot be exported"),
         ("random", "random in it"),
         ("a fixed batch", "cannot be exported|fixed to the number of samples"),
+        ("a fixed number of ids", "fixed to the number of samples"),
         ("one sample", "at least two"),
         ("ids changed in place", "changes 'a' of its batch"),
         ("an answer's name", "'output' is asked with and answered"),
@@ -329,7 +332,9 @@ def test_what_cannot_be_exported(what: str, told: str, tmp_path: Path) -> None:
     if what == "weights":
         bags.weights = torch.ones(6)
     sample = (
-        bags if what in ("unpooled bags", "weights") else ids(9, 1 if what == "one sample" else B)
+        bags
+        if what in ("unpooled bags", "weights", "a fixed number of ids")
+        else ids(9, 1 if what == "one sample" else B)
     )
     batch = {"a": sample.numpy() if what == "an array" else sample}
     if what == "an answer's name":
