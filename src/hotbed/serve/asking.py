@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from hotbed.arrays import ID_DTYPES
@@ -14,7 +16,7 @@ from hotbed.serve.bundle import ExportError, InputEntry, LookupEntry, OutputEntr
 from hotbed.serve.lookups import Lookup
 from hotbed.table.live import LiveTable
 
-__all__ = ["as_rows", "first_samples", "inputs_of", "lookups_of_ids", "outputs_of"]
+__all__ = ["as_rows", "first_samples", "ids_of", "inputs_of", "lookups_of_ids", "outputs_of"]
 
 
 def lookups_of_ids(
@@ -107,6 +109,18 @@ def outputs_of(outputs: Mapping[str, Tensor]) -> list[OutputEntry]:
         {"name": name, "dtype": _name(each.dtype), "shape": [*each.shape[1:]]}
         for name, each in outputs.items()
     ]
+
+
+def ids_of(leaf: object, lookup: LookupEntry) -> tuple[NDArray[np.int64], NDArray[np.int64] | None]:
+    """Return the ids of a lookup as `hotbed.serve.reading.vectors_of` takes them, and offsets of bags."""
+    if isinstance(leaf, Jagged):
+        return leaf.values.long().cpu().numpy(), leaf.offsets.cpu().numpy()
+    assert isinstance(leaf, Tensor)
+    ids: NDArray[np.int64] = leaf.long().cpu().numpy()
+    if lookup["combiner"] == "none":
+        return ids, None
+    each = ids[:, None] if ids.ndim == 1 else ids
+    return each.reshape(-1), np.arange(len(each) + 1) * each.shape[1]
 
 
 def first_samples(leaf: object, count: int, of: int) -> object:

@@ -30,7 +30,14 @@ from hotbed.errors import TableError
 from hotbed.files import appearing_folder
 from hotbed.jagged import Jagged
 from hotbed.modules.owner import tables_of
-from hotbed.serve.asking import as_rows, first_samples, inputs_of, lookups_of_ids, outputs_of
+from hotbed.serve.asking import (
+    as_rows,
+    first_samples,
+    ids_of,
+    inputs_of,
+    lookups_of_ids,
+    outputs_of,
+)
 from hotbed.serve.bundle import (
     DENSE,
     FORMAT,
@@ -48,7 +55,7 @@ from hotbed.serve.bundle import (
 )
 from hotbed.serve.dense import Leaves, OnnxModel, leaves_of, named_outputs, onnx_of, program_of
 from hotbed.serve.lookups import Recorded, WithoutTables, recorded
-from hotbed.serve.reading import BundleTable, vectors_of
+from hotbed.serve.reading import BundleTable, MappedRows, vectors_of
 from hotbed.serve.row_formats import ROW_FORMATS
 from hotbed.serve.table_files import write_table
 
@@ -162,9 +169,11 @@ def _write_sample(
         each["name"]: first_samples(traced.leaves.named[each["name"]], SHOWN, count)
         for each in inputs
     }
-    tables = {stem: BundleTable(folder, about) for stem, about in entries.items()}
+    tables = {stem: BundleTable([MappedRows(folder, about)]) for stem, about in entries.items()}
     vectors = {
-        each["vectors"]: vectors_of(each, tables[each["table"]], shown[each["input"]])
+        each["vectors"]: torch.from_numpy(
+            vectors_of(each, tables[each["table"]], *ids_of(shown[each["input"]], each))
+        )
         for each in lookups
     }
     answers = _answered(traced.session, {**shown, **vectors}, [*outputs])

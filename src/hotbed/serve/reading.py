@@ -3,29 +3,29 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from hotbed.errors import IdError
-from hotbed.jagged import Jagged
 from hotbed.serve.bundle import LookupEntry, TableEntry
 from hotbed.serve.row_formats import ROW_FORMATS, Stored
 
-__all__ = ["BundleTable", "vectors_of"]
+__all__ = ["BundleTable", "MappedRows", "vectors_of"]
 
 
-class BundleTable:
-    """A table of a bundle, whose files are mapped into memory."""
+class MappedRows:
+    """Rows of a table in one bundle, whose files are mapped into memory."""
 
     def __init__(self, folder: str, about: TableEntry) -> None:
         self.about, self.how = about, ROW_FORMATS[about["stored_as"]]
         self._folder = folder
-        self._rows, self._default = self._mapped("rows"), self._mapped("default")
-        self._scales = None if self.how.scale_dtype is None else self._mapped("scales")
-        self._ids = None if about["static"] else self._mapped("ids")
+        self.rows, self.default = self._mapped("rows"), self._mapped("default")
+        self.scales = None if self.how.scale_dtype is None else self._mapped("scales")
+        self.ids = None if about["static"] else self._mapped("ids")
 
     def _mapped(self, part: str) -> Tensor:
         path = os.path.join(self._folder, f"{self.about['files']}.{part}.npy")
@@ -33,55 +33,83 @@ class BundleTable:
             return torch.from_numpy(np.load(path))
         return torch.from_numpy(np.load(path, mmap_mode="c"))  # writes, if any, go nowhere
 
-    def rows(self, ids: Tensor) -> Tensor:
+    def find(self, ids: Tensor) -> tuple[Tensor, Tensor]:
+        """Return where the rows of (n,) ids lie, and which have one."""
+        if self.ids is None:
+            return ids, torch.ones_like(ids, dtype=torch.bool)
+        count = self.about["rows"]
+        at = torch.searchsorted(self.ids, ids).clamp_(max=max(0, count - 1))
+        return at, self.ids[at] == ids if count else at < 0
+
+    def decoded(self, at: Tensor) -> Tensor:
+        """Return (n, dim) float32 rows."""
+        scales = None if self.scales is None else self.scales[at]
+        return self.how.decoded(Stored(self.rows[at], scales), self.about["dim"])
+
+
+class BundleTable:
+    """A table as it is served.
+
+    Args:
+        layers: rows of a bundle, and then those that changed since, oldest first, whose ids are told.
+    """
+
+    def __init__(self, layers: Sequence[MappedRows]) -> None:
+        self.layers = tuple(layers)
+        self.about = layers[0].about
+
+    def rows(self, ids: NDArray[np.int64]) -> NDArray[np.float32]:
         """Return the (n, dim) float32 rows of (n,) ids; those without a row have the default.
 
         Raises:
             IdError: an id is outside of a static table.
         """
-        count = self.about["rows"]
-        if self._ids is None:
-            if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < count:
-                raise IdError(f"ids must lie in [0, {count}).")
-            return self._decoded(ids)
-        at = torch.searchsorted(self._ids, ids).clamp_(max=max(0, count - 1))
-        found = self._ids[at] == ids if count else at < 0
-        rows = self._default.expand(len(ids), -1).clone()
-        rows[found] = self._decoded(at[found])
-        return rows
-
-    def _decoded(self, at: Tensor) -> Tensor:
-        scales = None if self._scales is None else self._scales[at]
-        return self.how.decoded(Stored(self._rows[at], scales), self.about["dim"])
+        asked = torch.from_numpy(np.ascontiguousarray(ids))
+        if self.about["static"] and len(ids):
+            if not 0 <= int(ids.min()) <= int(ids.max()) < self.about["rows"]:
+                raise IdError(f"ids must lie in [0, {self.about['rows']}).")
+        rows = self.layers[0].default.expand(len(ids), -1).clone()
+        missing = torch.arange(len(ids))
+        for layer in reversed(self.layers):
+            at, there = layer.find(asked[missing])
+            rows[missing[there]] = layer.decoded(at[there])
+            missing = missing[~there]
+        found: NDArray[np.float32] = rows.numpy()
+        return found
 
 
-def vectors_of(lookup: LookupEntry, table: BundleTable, ids: object) -> Tensor:
-    """Return the vectors of a lookup as the dense part takes them. `ids`: (B,), (B, K) or `Jagged`."""
-    dtype = getattr(torch, lookup["dtype"])
+def vectors_of(
+    lookup: LookupEntry,
+    table: BundleTable,
+    ids: NDArray[np.int64],
+    offsets: NDArray[np.int64] | None,
+) -> NDArray[np.generic]:
+    """Return the vectors of a lookup as the dense part takes them.
+
+    Args:
+        ids: of any shape without combiner, each has a vector; else (n,), of all bags.
+        offsets: (B + 1,) where bags begin and end; None without combiner.
+    """
     padding, combiner = lookup["padding_idx"], lookup["combiner"]
     if combiner == "none":
-        assert isinstance(ids, Tensor)
-        is_none = torch.zeros_like(ids, dtype=torch.bool) if padding is None else ids == padding
-        vectors = table.rows(torch.where(is_none, 0, ids).flatten().long())
-        vectors[is_none.flatten()] = 0
-        return vectors.reshape(*ids.shape, -1).to(dtype)
-    bags = ids if isinstance(ids, Jagged) else _bags(ids)
-    lengths = bags.offsets.diff()
-    bag_of = torch.repeat_interleave(torch.arange(len(lengths)), lengths)
-    kept = slice(None) if padding is None else bags.values != padding
-    bag_of, rows = bag_of[kept], table.rows(bags.values[kept].long())
-    counts = torch.bincount(bag_of, minlength=len(lengths)).clamp_(min=1).to(rows.dtype)[:, None]
+        is_none = np.zeros(ids.shape, bool) if padding is None else ids == padding
+        vectors = table.rows(np.where(is_none, 0, ids).ravel())
+        vectors[is_none.ravel()] = 0
+        return vectors.reshape(*ids.shape, -1).astype(lookup["dtype"], copy=False)
+    assert offsets is not None
+    lengths = np.diff(offsets)
+    bag_of = np.repeat(np.arange(len(lengths)), lengths)
+    if padding is not None:
+        kept = ids != padding
+        ids, bag_of = ids[kept], bag_of[kept]
+    rows = torch.from_numpy(table.rows(ids))
+    index = torch.from_numpy(bag_of)
+    counts = torch.bincount(index, minlength=len(lengths)).clamp_(min=1).to(rows.dtype)[:, None]
     out = torch.zeros(len(lengths), rows.shape[1])
     if combiner == "max":
-        index = bag_of[:, None].expand_as(rows)
-        return out.scatter_reduce_(0, index, rows, "amax", include_self=False).to(dtype)
-    out.index_add_(0, bag_of, rows)
-    divisors: Mapping[str, Tensor | int] = {"sum": 1, "mean": counts, "sqrtn": counts.sqrt()}
-    return (out / divisors[combiner]).to(dtype)
-
-
-def _bags(ids: object) -> Jagged:
-    assert isinstance(ids, Tensor)
-    each = ids[:, None] if ids.dim() == 1 else ids
-    lengths = torch.full((len(each),), each.shape[1], dtype=torch.int64)
-    return Jagged(each.reshape(-1), lengths=lengths)
+        out.scatter_reduce_(0, index[:, None].expand_as(rows), rows, "amax", include_self=False)
+    else:
+        out.index_add_(0, index, rows)
+        divisors: Mapping[str, Tensor | int] = {"sum": 1, "mean": counts, "sqrtn": counts.sqrt()}
+        out = out / divisors[combiner]
+    return out.numpy().astype(lookup["dtype"], copy=False)
