@@ -6,20 +6,25 @@ import contextlib
 import os
 import resource
 import shutil
+import signal
 import socket
 import tempfile
+import threading
 from collections.abc import Callable
+from types import FrameType
 
 import uvicorn
+from uvicorn.supervisors import Multiprocess
 
 from hotbed.errors import InputError
 from hotbed.serve.http.app import from_environment
-from hotbed.serve.http.connections import impatient
+from hotbed.serve.http.connections import Impatient
 from hotbed.serve.http.server import Server
 from hotbed.serve.http.settings import ServeSettings
 
 __all__ = ["address_of", "serve"]
 
+PROTOCOL = f"{Impatient.__module__}:{Impatient.__qualname__}"
 FACTORY = f"{from_environment.__module__}:{from_environment.__qualname__}"
 BACKLOG = 2048
 """Connections that may wait to be taken."""
@@ -53,7 +58,6 @@ def serve(
         BundleError, OSError: the bundle cannot be read, or the address not bound.
     """
     Server(settings)
-    settings.to_environment()
     _raise_descriptors()
     limits = settings.limits
     with contextlib.ExitStack() as stack:
@@ -61,16 +65,18 @@ def serve(
             folder = tempfile.mkdtemp(prefix="hotbed-metrics-")
             stack.callback(shutil.rmtree, folder, ignore_errors=True)
             os.environ["PROMETHEUS_MULTIPROC_DIR"] = folder
+        stack.enter_context(settings.in_environment())
+        _end_in_order(stack)
         listening = stack.enter_context(_listening(host, port))
         scheme = "http" if settings.certificate is None else "https"
         bound, at = listening.getsockname()[:2]
         began(f"{scheme}://{f'[{bound}]' if ':' in bound else bound}:{at}")
-        uvicorn.run(
+        config = uvicorn.Config(
             FACTORY,
             factory=True,
             fd=listening.fileno(),
             workers=settings.workers,
-            http=impatient(limits.seconds, limits.connections),
+            http=PROTOCOL,
             ws="none",
             access_log=False,
             log_level="warning",
@@ -79,6 +85,22 @@ def serve(
             ssl_certfile=settings.certificate,
             ssl_keyfile=settings.key,
         )
+        if settings.workers > 1:
+            Multiprocess(config, sockets=[listening]).run()
+        else:
+            uvicorn.Server(config).run(sockets=[listening])
+
+
+def _end_in_order(stack: contextlib.ExitStack) -> None:
+    """Let signals that end the server end the process with 0, behind what `stack` has left to do."""
+    if threading.current_thread() is not threading.main_thread():
+        return
+    for each in (signal.SIGTERM, signal.SIGINT):
+        stack.callback(signal.signal, each, signal.signal(each, _exit))
+
+
+def _exit(number: int, frame: FrameType | None) -> None:
+    raise SystemExit(0)
 
 
 def _listening(host: str, port: int) -> socket.socket:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
+from collections.abc import Iterator
 
 from hotbed.errors import InputError
 from hotbed.serve.http.limits import Limits, check_count
@@ -38,13 +40,18 @@ class ServeSettings:
         if "/" in self.name or ":" in self.name:
             raise InputError(f"{self.name!r} is to be a part of a path: a name without / and :.")
 
-    def to_environment(self) -> None:
-        """Tell processes that are begun from here."""
+    @contextlib.contextmanager
+    def in_environment(self) -> Iterator[None]:
+        """For a ``with`` statement: processes that are begun from here are told."""
         os.environ[VARIABLE] = json.dumps(dataclasses.asdict(self))
+        try:
+            yield
+        finally:
+            del os.environ[VARIABLE]
 
     @classmethod
     def from_environment(cls) -> ServeSettings:
-        """Return what `to_environment` was called on."""
+        """Return what this process was told."""
         values = json.loads(os.environ[VARIABLE])
         limits = Limits(**values.pop("limits"))
         return cls(**{**values, "tokens": tuple(values["tokens"]), "limits": limits})

@@ -5,6 +5,8 @@ from __future__ import annotations
 import hmac
 from collections.abc import Sequence
 
+from hotbed.errors import InputError
+
 __all__ = ["is_known", "read_tokens"]
 
 
@@ -13,13 +15,13 @@ def read_tokens(path: str) -> list[str]:
 
     Raises:
         OSError: it cannot be read.
-        ValueError: it has none.
+        InputError: it has none.
     """
     with open(path, encoding="latin-1") as file:
         lines = [line.strip() for line in file]
     tokens = [line for line in lines if line and not line.startswith("#")]
     if not tokens:
-        raise ValueError(f"{path} has no token. Write one a line.")
+        raise InputError(f"{path} has no token. Write one a line.")
     return tokens
 
 
