@@ -11,11 +11,15 @@
         tables/N.rows.npy        rows, in the order of the ids
         tables/N.scales.npy      of rows in few bits: scale and offset of each
         tables/N.default.npy     the vector of an id without row
+        tables/N.only.npy        of a dynamic table of which some ids were asked for: these, rising
+        versions/                newer versions, see `hotbed.serve.versions`
 """
 
 from __future__ import annotations
 
 from typing import TypedDict
+
+from typing_extensions import NotRequired
 
 from hotbed.checkpoint.entries import ModelEntry
 from hotbed.errors import HotbedError
@@ -28,6 +32,7 @@ __all__ = [
     "SAMPLE",
     "TABLES",
     "VERSION",
+    "VERSIONS",
     "BundleError",
     "Bundle",
     "ExportError",
@@ -40,18 +45,22 @@ __all__ = [
 ]
 
 FORMAT, VERSION = "hotbed bundle", 1
-MANIFEST, DENSE, PROGRAM, SAMPLE, TABLES = (
+MANIFEST, DENSE, PROGRAM, SAMPLE, TABLES, VERSIONS = (
     "bundle.json",
     "dense.onnx",
     "dense.pt2",
     "sample.json",
     "tables",
+    "versions",
 )
 
 
 def is_of_a_bundle(name: str) -> bool:
     """Return True for files of a bundle, by their paths in it."""
-    return name in (MANIFEST, DENSE, PROGRAM, SAMPLE) or name.partition("/")[0] == TABLES
+    return name in (MANIFEST, DENSE, PROGRAM, SAMPLE) or name.partition("/")[0] in (
+        TABLES,
+        VERSIONS,
+    )
 
 
 class BundleError(HotbedError, ValueError):
@@ -143,3 +152,12 @@ class Bundle(TypedDict):
     """Versions of hotbed, torch and onnx, and the opset of ONNX."""
     largest_difference: float
     """Between answers of onnxruntime and of torch, of the sample."""
+    step: NotRequired[int | None]
+    """Of the training, as it was given."""
+    checkpoint: NotRequired[str | None]
+    """`uid` of the checkpoint that was exported; None: the model was in memory."""
+    parameters: NotRequired[dict[str, str]]
+    """Initialisers of the dense part that are parameters or buffers → their names in the model's
+    state_dict."""
+    state_dict: NotRequired[dict[str, str]]
+    """dtype and shape of each tensor in the model's state_dict but for its tables."""

@@ -20,7 +20,16 @@ from hotbed.jagged import Jagged
 from hotbed.serve.bundle import ExportError
 from hotbed.serve.lookups import Lookup, WithoutTables
 
-__all__ = ["Leaves", "OnnxModel", "Program", "leaves_of", "named_outputs", "onnx_of", "program_of"]
+__all__ = [
+    "Leaves",
+    "OnnxModel",
+    "Program",
+    "leaves_of",
+    "named_outputs",
+    "onnx_of",
+    "parameters_of",
+    "program_of",
+]
 
 
 class _Named(Protocol):
@@ -106,7 +115,8 @@ class _Dense(nn.Module):
             for name, leaf in self._leaves.named.items()
         }
         found: object = self.model(*self._leaves.sample(values))
-        return found
+        # In ONNX what is answered cannot be what is asked with, nor two answers the same.
+        return pytree.tree_map_only(Tensor, Tensor.clone, found)
 
 
 def program_of(bare: WithoutTables, lookups: Sequence[Lookup], leaves: Leaves) -> Program:
@@ -171,6 +181,7 @@ def onnx_of(program: Program, outputs: Sequence[str]) -> OnnxModel:
                 verbose=False,
                 input_names=program.inputs,
                 output_names=[*outputs],
+                optimize=False,  # that makes one of equal weights, and constants of others
             )
     except torch.onnx.errors.OnnxExporterError as error:
         raise ExportError(f"The dense part cannot be written as ONNX: {error}") from error
@@ -192,6 +203,30 @@ def onnx_of(program: Program, outputs: Sequence[str]) -> OnnxModel:
     for node in graph.node:
         node.input[:] = [names.get(name, name) for name in node.input]
     return model
+
+
+def parameters_of(program: Program, onnx: OnnxModel) -> dict[str, str]:
+    """Return the initialisers that are parameters or buffers of the model, with their names in its
+    state_dict.
+
+    Raises:
+        ExportError: one that the program takes is no initialiser.
+    """
+    signature = program.exported.graph_signature
+    there = {each.name for each in onnx.graph.initializer}
+    fixed = {*signature.non_persistent_buffers}
+    taken = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
+    found: dict[str, str] = {}
+    for node in program.exported.graph.nodes:
+        if node.op != "placeholder" or not node.users or taken.get(node.name, "") in {"", *fixed}:
+            continue
+        name = taken[node.name]
+        own = name.removeprefix("model.")
+        initialiser = own if own in there else name
+        if initialiser not in there:
+            raise ExportError(f"ONNX has {own!r} as part of a constant, and not by its name.")
+        found[initialiser] = own
+    return found
 
 
 @contextlib.contextmanager

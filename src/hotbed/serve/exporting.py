@@ -10,7 +10,7 @@ import json
 import os
 import shutil
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
@@ -52,14 +52,23 @@ from hotbed.serve.bundle import (
     LookupEntry,
     TableEntry,
 )
-from hotbed.serve.dense import Leaves, OnnxModel, leaves_of, named_outputs, onnx_of, program_of
+from hotbed.serve.dense import (
+    Leaves,
+    OnnxModel,
+    leaves_of,
+    named_outputs,
+    onnx_of,
+    parameters_of,
+    program_of,
+)
+from hotbed.serve.dense_weights import dense_of, shapes_of
 from hotbed.serve.lookups import Recorded, WithoutTables, recorded
 from hotbed.serve.reading import BundleTable, MappedRows, vectors_of
 from hotbed.serve.row_formats import ROW_FORMATS
 from hotbed.serve.sessions import Session, session_of
 from hotbed.serve.table_files import write_table
 
-__all__ = ["export"]
+__all__ = ["export", "export_checkpoint", "files_in"]
 
 TOLERANCE = 1e-5
 """Of the answers of onnxruntime, beside those of torch: absolute, and relative to the largest."""
@@ -106,6 +115,36 @@ def export(
         ImportError: ``pip install 'hotbed[export]'``.
         OSError, StorageError: it cannot be written; what was there is there.
     """
+    return export_checkpoint(
+        model,
+        path,
+        sample=sample,
+        rows=rows,
+        tables=tables,
+        default=default,
+        program=program,
+        step=step,
+        checkpoint=None,
+    )
+
+
+def export_checkpoint(
+    model: nn.Module,
+    path: str | os.PathLike[str],
+    *,
+    sample: object,
+    rows: str = "float32",
+    tables: Mapping[str, object] | None = None,
+    default: str = "zeros",
+    program: bool = False,
+    step: int | None,
+    checkpoint: str | None,
+) -> Path:
+    """Write a model as a bundle, as `export`.
+
+    Args:
+        checkpoint: `uid` of the checkpoint that the model was loaded from; None: of none.
+    """
     for name, value, known in (("rows", rows, [*ROW_FORMATS]), ("default", default, DEFAULTS)):
         if value not in known:
             raise ExportError(f"{name} is {value!r}. Pass one of {', '.join(known)}.")
@@ -147,9 +186,13 @@ def export(
             "lookups": lookups,
             "outputs": outputs_of(named_outputs(traced.found.outputs)),
             "tables": entries,
-            "files": _files_in(folder),
+            "files": files_in(folder),
             "made_with": _versions(traced.onnx),
             "largest_difference": traced.difference,
+            "step": step,
+            "checkpoint": checkpoint,
+            "parameters": traced.parameters,
+            "state_dict": shapes_of(dense_of(model)),
         }
         write_json_sealed(os.path.join(folder, MANIFEST), about)
     return Path(target)
@@ -188,6 +231,7 @@ class _Traced(NamedTuple):
     onnx: OnnxModel
     session: Session
     difference: float
+    parameters: dict[str, str]
 
 
 def _traced(model: nn.Module, args: tuple[object, ...]) -> _Traced:
@@ -227,7 +271,8 @@ def _traced(model: nn.Module, args: tuple[object, ...]) -> _Traced:
                     f"The dense part answers {name!r} otherwise than the model, by {away:.3g}, with {some} "
                     f"of {count} samples. Is something random in it, or fixed to the number of samples?"
                 )
-    return _Traced(leaves, found, traced.exported, onnx, session, difference)
+    parameters = parameters_of(traced, onnx)
+    return _Traced(leaves, found, traced.exported, onnx, session, difference, parameters)
 
 
 def _is_alike(one: object, other: object) -> bool:
@@ -292,18 +337,18 @@ def _in_place_of(target: str) -> Iterator[str]:
         sync_folder(os.path.dirname(target))
 
 
-def _files_in(folder: str) -> list[FileEntry]:
-    """Bring files to the disk. Returns what the manifest says of them."""
+def files_in(folder: str, known: Collection[str] = ()) -> list[FileEntry]:
+    """Bring files to the disk. Returns what the manifest says of them, but for those that are `known`."""
     found: list[FileEntry] = []
     for path in sorted(Path(folder).rglob("*")):
-        if path.is_file():
+        name = path.relative_to(folder).as_posix()
+        if path.is_file() and name not in known:
             with open(path, "rb") as file:
                 os.fsync(file.fileno())
             contents = (
                 np.memmap(path, np.uint8, "r") if path.stat().st_size else np.empty(0, np.uint8)
             )
             sum_of = _core.crc32c(contents)
-            name = path.relative_to(folder).as_posix()
             found.append({"name": name, "bytes": contents.size, "crc32c": f"{sum_of:08x}"})
     return found
 

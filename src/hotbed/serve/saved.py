@@ -12,7 +12,7 @@ from hotbed.checkpoint.loading import load_model
 from hotbed.checkpoint.manifest import read_manifest
 from hotbed.data import ColumnFiles, CriteoLog, Schema
 from hotbed.serve.bundle import ExportError
-from hotbed.serve.exporting import export
+from hotbed.serve.exporting import export_checkpoint
 from hotbed.storage import Storage
 
 __all__ = ["export_saved"]
@@ -51,13 +51,15 @@ def export_saved(
     sample = next(iter(reader), None)
     if sample is None:
         raise ExportError(f"--data {' '.join(data)} has no samples.")
+    manifest = read_manifest(folder)
     with torch.no_grad():
-        path = export(
+        path = export_checkpoint(
             model,
             out,
             sample=sample,
             rows=rows,
             default=default,
-            step=read_manifest(folder)["step"],
+            step=manifest["step"],
+            checkpoint=manifest.get("uid"),
         )
     return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())

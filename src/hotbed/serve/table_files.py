@@ -66,6 +66,8 @@ def write_table(
     _new(folder, files, "default", np.float32, (spec.dim,))[:] = vector.numpy()
     if ids is not None:
         _new(folder, files, "ids", np.int64, (count,))[:] = ids.numpy()
+    if only is not None:
+        _new(folder, files, "only", np.int64, (len(only),))[:] = only.numpy()
     return {
         "files": files,
         "dim": spec.dim,

@@ -1,0 +1,295 @@
+"""A bundle that follows a training run: a version of it for each new checkpoint."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import logging
+import os
+import shutil
+import threading
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import NamedTuple
+
+from hotbed.checkpoint.chain import chain_of, fault_of_chain
+from hotbed.checkpoint.errors import CheckpointError, DamagedError
+from hotbed.checkpoint.folder import folders_in, is_complete, opened, order_of, root_of
+from hotbed.checkpoint.manifest import MANIFEST, read_manifest
+from hotbed.checkpoint.stores import store_of
+from hotbed.checkpoint.stores.local_files import held
+from hotbed.errors import HotbedError
+from hotbed.serve.bundle import Bundle, BundleError
+from hotbed.serve.layer_merges import LayerMerges
+from hotbed.serve.manifests import read_bundle, read_version
+from hotbed.serve.new_version import Layer, Stack, Written, since_of, write_version
+from hotbed.serve.versions import Version, fault_of_sizes, folder_of, pinned, versions_of
+
+__all__ = ["Applied", "Follower", "follow"]
+
+KEEP, MOST_LAYERS, EVERY = 3, 8, 0.5
+
+
+class Applied(NamedTuple):
+    """A checkpoint that has become a version."""
+
+    version: Version
+    step: int
+    rows: int
+    """Rows that differ from those of the version before."""
+    seconds: float
+
+
+class Follower:
+    """Makes versions of a bundle from the checkpoints of a run. One process follows for a bundle at a time;
+    a follower is used by one thread, in a ``with`` statement.
+
+    Args:
+        bundle: folder that `hotbed.export` has written. It stays as it is, but for its folder ``versions``.
+        run: folder of checkpoints, or its URL on object storage. It need not be there yet.
+        keep: how many of the newest versions stay on the disk, beside the bundle and a pinned one.
+        most_layers: layers of changed rows of a table above which some are merged, on another thread.
+
+    Raises:
+        BundleError: `bundle` is none, was exported by an earlier Hotbed, or another process follows for it.
+        CheckpointError: `run` is a checkpoint, or no path.
+    """
+
+    def __init__(
+        self,
+        bundle: str | os.PathLike[str],
+        run: str | os.PathLike[str],
+        *,
+        keep: int = KEEP,
+        most_layers: int = MOST_LAYERS,
+    ) -> None:
+        for name, value in (("keep", keep), ("most_layers", most_layers)):
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise BundleError(f"{name} must be an integer from 1 on, got {value!r}.")
+        self._bundle, self._run = os.path.abspath(os.fsdecode(bundle)), root_of(run)
+        if is_complete(self._run):
+            raise CheckpointError(
+                f"{self._run} is a checkpoint itself. Name the folder that it lies in."
+            )
+        self._keep, self._most_layers = keep, most_layers
+        self._refused: set[tuple[str, float]] = set()
+        self._last: tuple[str, float] | None = None
+        self._of_base = contextlib.ExitStack()
+        self._begin()
+
+    def __enter__(self) -> Follower:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End merges that are under way, and let another process follow."""
+        self._of_base.close()
+
+    def _begin(self) -> None:
+        """Go on from the newest version of the bundle that is there now."""
+        self._of_base.close()
+        self._about = read_bundle(self._bundle)
+        if "parameters" not in self._about or "state_dict" not in self._about:
+            raise BundleError(
+                f"{self._bundle} does not tell which weights are the model's, as an earlier Hotbed has "
+                "exported it. Export it again."
+            )
+        folder = folder_of(self._bundle, self._about["model_version"])
+        os.makedirs(folder, exist_ok=True)
+        try:
+            self._of_base.enter_context(held(folder, fcntl.LOCK_EX | fcntl.LOCK_NB))
+        except BlockingIOError:
+            raise BundleError(
+                f"Another process follows a run for {self._bundle} already. End it first."
+            ) from None
+        _remove_left_overs(folder)
+        self._merges = LayerMerges(folder, self._most_layers)
+        self._of_base.callback(self._merges.close)
+        self._stack, self._served = _newest(self._bundle, self._about)
+        self._refused, self._last = set(), None
+
+    def poll(self) -> Applied | None:
+        """Make a version of the latest checkpoint, if there is one that is not served. Returns None if there
+        is none; that costs a listing of the run.
+
+        A checkpoint that cannot be served is refused once, by an error; the next call takes the latest
+        before it, if that is newer than what is served, or a later one.
+
+        Raises:
+            BundleError: the bundle is gone, or the checkpoint is of another model.
+            CheckpointError: the checkpoint is damaged.
+            OSError: a version cannot be written, or the run not be read; the next call tries again.
+        """
+        if read_bundle(self._bundle)["model_version"] != self._about["model_version"]:
+            self._begin()
+        found = self._candidate()
+        if found is None:
+            return None
+        try:
+            applied = self._apply(found[0])
+        except HotbedError as error:
+            # One that was removed meanwhile, or may have been, is not the fault of the next.
+            if isinstance(error, DamagedError | BundleError) or not is_complete(found[0]):
+                self._refused.add(found)
+            raise
+        self._last = found
+        return applied
+
+    def _candidate(self) -> tuple[str, float] | None:
+        """Return the folder of the latest complete checkpoint that is newer than what is served and was not
+        refused, and when it was completed."""
+        store = store_of(self._run)
+        for folder in reversed(folders_in(store.resolved(self._run))):
+            try:
+                if not is_complete(folder):
+                    continue
+                found = folder, store.changed_at(os.path.join(folder, MANIFEST))
+            except FileNotFoundError:
+                continue
+            if found == self._last:
+                return None
+            if found not in self._refused:
+                return found
+        return None
+
+    def _apply(self, folder: str) -> Applied | None:
+        began = time.monotonic()
+        with opened(folder) as path:
+            links = chain_of(path, read_manifest(path))
+            if since_of(self._stack, links[:1]) is not None:
+                return None
+            if self._served is not None and _is_older(path, self._served, self._run):
+                return None
+            if fault := fault_of_chain(links, self._about["tables"].keys()):
+                raise DamagedError(fault)
+            stack = self._stack._replace(tables=self._merges.take(self._stack.tables))
+            written = write_version(self._bundle, self._about, stack, links)
+        merged = {layer.folder for layers in stack.tables.values() for layer in layers}
+        self._stack, self._served = _stack_of(written), os.path.basename(path)
+        for each in merged:
+            if each.endswith(".part"):
+                shutil.rmtree(each, ignore_errors=True)
+        self._remove_old()
+        self._merges.begin(self._stack.tables)
+        seconds = time.monotonic() - began
+        return Applied(written.version, written.manifest["step"], written.rows, seconds)
+
+    def _remove_old(self) -> None:
+        old = versions_of(self._bundle)[1 : -self._keep]
+        for version in old:
+            if version.model_version != pinned(self._bundle):
+                part = f"{version.folder}.part"  # which nobody takes for a version
+                with contextlib.suppress(OSError):
+                    os.rename(version.folder, part)
+                shutil.rmtree(part, ignore_errors=True)
+
+    def wait_for_merges(self) -> None:
+        """Return when no layers are being merged. The next version has what was merged."""
+        self._merges.wait()
+
+
+def _is_older(folder: str, served: str, run: str) -> bool:
+    """Return True if a checkpoint was completed before the one that is served, in the same run: one that
+    was begun anew has none that is as late."""
+    newest = max(map(order_of, filter(is_complete, folders_in(store_of(run).resolved(run)))))
+    return order_of(folder) < order_of(served) <= newest
+
+
+def _remove_left_overs(folder: str) -> None:
+    """Remove what followers that died have left of versions, and versions of bundles that were replaced."""
+    versions, base = os.path.split(folder)
+    for name in os.listdir(versions):
+        if name != base:
+            shutil.rmtree(os.path.join(versions, name), ignore_errors=True)
+    for name in os.listdir(folder):
+        path = os.path.join(folder, name)
+        if name.endswith(".part"):
+            if os.path.isdir(path):
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(path)
+
+
+def _newest(bundle: str, about: Bundle) -> tuple[Stack, str | None]:
+    """Return the newest version that can be read, and the name of the checkpoint that it was made of.
+    Versions that are damaged are removed."""
+    for version in reversed(versions_of(bundle)[1:]):
+        try:
+            manifest = read_version(version.folder)
+            if fault := fault_of_sizes(version.folder, manifest["files"]):
+                raise BundleError(fault)
+        except BundleError as error:
+            logging.getLogger(__name__).warning("%s It is removed.", error)
+            shutil.rmtree(version.folder, ignore_errors=True)
+            continue
+        return _stack_of(Written(version, manifest, 0)), manifest["checkpoint"]["name"]
+    return Stack(0, {}, {}, about.get("checkpoint"), about.get("step")), None
+
+
+def _stack_of(written: Written) -> Stack:
+    folder, manifest = written.version.folder, written.manifest
+    return Stack(
+        manifest["number"],
+        {
+            stem: [Layer(folder, entry) for entry in entries]
+            for stem, entries in manifest["tables"].items()
+        },
+        {file["name"]: file for file in manifest["files"]},
+        manifest["checkpoint"]["uid"],
+        manifest["step"],
+    )
+
+
+def follow(
+    bundle: str | os.PathLike[str],
+    run: str | os.PathLike[str],
+    *,
+    every: float = EVERY,
+    keep: int = KEEP,
+    most_layers: int = MOST_LAYERS,
+    stop: threading.Event | None = None,
+    report: Callable[[str], object] | None = None,
+) -> None:
+    """Make a version of a bundle from each new checkpoint of a run, until told to stop.
+
+    What fails is reported, once while it stays the same, and tried again or left out as `Follower.poll` says;
+    the versions that are there stay.
+
+    Args:
+        bundle, run, keep, most_layers: see `Follower`.
+        every: seconds between two looks at the run.
+        stop: ends it when it is set; None: it ends with its process, which may be killed at any time.
+        report: called with lines of text; None: they go to the log ``hotbed.serve.following``.
+
+    Raises:
+        BundleError, CheckpointError: as of `Follower`.
+    """
+    stop = stop or threading.Event()
+    tell = report or logging.getLogger(__name__).warning
+    last_fault = ""
+    with Follower(bundle, run, keep=keep, most_layers=most_layers) as follower:
+        while True:
+            try:
+                applied = follower.poll()
+                if applied is not None:
+                    last_fault = ""
+                    tell(
+                        f"Version {applied.version.model_version} of step {applied.step:,}: "
+                        f"{applied.rows:,} rows, in {applied.seconds:.1f} s."
+                    )
+            except (HotbedError, OSError) as error:
+                applied = None
+                if str(error) != last_fault:
+                    last_fault = str(error)
+                    tell(f"{last_fault} The version before is served.")
+            if stop.wait(0 if applied is not None else every):
+                return

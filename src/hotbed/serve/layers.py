@@ -1,0 +1,198 @@
+"""Layers of rows on their way to the disk: changed rows of a table with their ids, rising."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from types import TracebackType
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+from torch import Tensor
+
+from hotbed.serve.bundle import TableEntry
+from hotbed.serve.row_formats import ROW_FORMATS
+
+__all__ = ["NewLayer", "StoredRows", "bytes_of_row", "encoded_bits", "merge_layers"]
+
+AT_ONCE = 1 << 16
+"""Rows that are copied in one go."""
+
+
+class StoredRows:
+    """Rows of a bundle or a layer as they are stored, mapped into memory.
+
+    Attributes:
+        about: entry of the manifest.
+        ids: (n,) int64, rising; None: 0 to n - 1.
+        rows: (n, columns)
+        scales: (n, 2); None where the format has none.
+        default: (dim,) float32
+    """
+
+    def __init__(self, folder: str, about: TableEntry) -> None:
+        self.about, self._folder = about, folder
+        has_scales = ROW_FORMATS[about["stored_as"]].scale_dtype is not None
+        self.rows, self.default = self._mapped("rows"), self._mapped("default")
+        self.scales = self._mapped("scales") if has_scales else None
+        self.ids = None if about["static"] else self._mapped("ids")
+
+    def _mapped(self, part: str) -> NDArray[np.generic]:
+        path = os.path.join(self._folder, f"{self.about['files']}.{part}.npy")
+        found: NDArray[np.generic] = np.load(path, mmap_mode="r" if self.about["rows"] else None)
+        return found
+
+    def __len__(self) -> int:
+        return self.about["rows"]
+
+    def find(self, ids: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        """Return where the rows of (n,) ids lie, and which have one."""
+        if self.ids is None:
+            return ids, (ids >= 0) & (ids < len(self))
+        at = np.searchsorted(self.ids, ids)
+        at = np.minimum(at, max(0, len(self) - 1))
+        return at, (self.ids[at] == ids) if len(self) else np.zeros(len(ids), np.bool_)
+
+    def bits(self, at: NDArray[np.int64]) -> NDArray[np.uint8]:
+        """Return the (n, bytes) of rows with their scales."""
+        return _bits(self.rows[at], None if self.scales is None else self.scales[at])
+
+
+def _bits(rows: NDArray[np.generic], scales: NDArray[np.generic] | None) -> NDArray[np.uint8]:
+    parts = [rows] if scales is None else [rows, scales]
+    return np.concatenate([np.ascontiguousarray(each).view(np.uint8) for each in parts], 1)
+
+
+def bytes_of_row(about: TableEntry) -> int:
+    """Return the bytes of a row of a table with its scales."""
+    how = ROW_FORMATS[about["stored_as"]]
+    scales = 0 if how.scale_dtype is None else 2 * np.dtype(how.scale_dtype).itemsize
+    return how.columns(about["dim"]) * np.dtype(how.dtype).itemsize + scales
+
+
+def encoded_bits(about: TableEntry, weights: Tensor) -> NDArray[np.uint8]:
+    """Return (n, bytes): (n, dim) float32 rows with their scales as a table stores them."""
+    stored = ROW_FORMATS[about["stored_as"]].encoded(weights)
+    return _bits(stored.rows.numpy(), None if stored.scales is None else stored.scales.numpy())
+
+
+class NewLayer:
+    """A layer that is being written: rows come in any order, each once, and take 16 bytes each in memory. It
+    is used by a ``with`` statement, at the end of which nothing is left but what `finish` has written.
+
+    Args:
+        folder: the version's.
+        files: what the names of its files begin with.
+        base: entry of the table in the bundle.
+    """
+
+    def __init__(self, folder: str, files: str, base: TableEntry) -> None:
+        self._folder, self._files, self._base = folder, files, base
+        self._width = bytes_of_row(base)
+        self._ids: list[NDArray[np.int64]] = []
+        path = os.path.join(folder, f"{files}.unsorted")
+        self._unsorted = open(path, "w+b", buffering=1 << 20)
+
+    def __enter__(self) -> NewLayer:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._unsorted.close()
+        os.unlink(self._unsorted.name)
+
+    def add(self, ids: NDArray[np.int64], bits: NDArray[np.uint8]) -> None:
+        """Add (n,) ids and their (n, bytes) rows as they are stored."""
+        if len(ids):
+            self._ids.append(ids.copy())
+            self._unsorted.write(np.ascontiguousarray(bits).data)
+
+    def finish(self, default: NDArray[np.generic]) -> TableEntry | None:
+        """Write the layer. Returns its entry in the manifest; None, and nothing is written: it has no rows.
+
+        Args:
+            default: (dim,) float32, of the table.
+        """
+        if not self._ids:
+            return None
+        ids = np.concatenate(self._ids)
+        order = np.argsort(ids)
+        ids = ids[order]
+        self._unsorted.flush()
+        unsorted = np.memmap(self._unsorted, np.uint8, "r", shape=(len(ids), self._width))
+        write = _LayerFiles(self._folder, self._files, self._base, len(ids))
+        for begin in range(0, len(ids), AT_ONCE):
+            some = slice(begin, begin + AT_ONCE)
+            write.rows(some, unsorted[order[some]])
+        return write.finish(ids, default)
+
+
+class _LayerFiles:
+    """Files of a layer of which the number of rows is known."""
+
+    def __init__(self, folder: str, files: str, base: TableEntry, count: int) -> None:
+        self._prefix, how = os.path.join(folder, files), ROW_FORMATS[base["stored_as"]]
+        self._entry: TableEntry = {**base, "files": files, "rows": count, "static": False}
+        self._dtype, self._scale_dtype = np.dtype(how.dtype), how.scale_dtype
+        columns = how.columns(base["dim"])
+        self._split = columns * self._dtype.itemsize
+        self._rows = self._new("rows", how.dtype, (count, columns))
+        self._scales = None
+        if how.scale_dtype is not None:
+            self._scales = self._new("scales", how.scale_dtype, (count, 2))
+
+    def _new(self, part: str, dtype: DTypeLike, shape: tuple[int, ...]) -> NDArray[np.generic]:
+        made: NDArray[np.generic] = np.lib.format.open_memmap(
+            f"{self._prefix}.{part}.npy", mode="w+", dtype=np.dtype(dtype), shape=shape
+        )
+        return made
+
+    def rows(self, some: slice, bits: NDArray[np.uint8]) -> None:
+        """Write rows as they are stored."""
+        self._rows[some] = np.ascontiguousarray(bits[:, : self._split]).view(self._dtype)
+        if self._scales is not None:
+            scales = np.ascontiguousarray(bits[:, self._split :])
+            self._scales[some] = scales.view(np.dtype(self._scale_dtype))
+
+    def finish(self, ids: NDArray[np.int64], default: NDArray[np.generic]) -> TableEntry:
+        """Write the rest."""
+        np.save(f"{self._prefix}.ids.npy", ids)
+        np.save(f"{self._prefix}.default.npy", default)
+        return self._entry
+
+
+def merge_layers(folder: str, files: str, layers: Sequence[StoredRows]) -> TableEntry:
+    """Write one layer in place of several, some megabytes at a time; of each id the newest one counts. Some
+    40 bytes a row are in memory.
+
+    Args:
+        folder: of the new layer.
+        files: what the names of its files begin with.
+        layers: the oldest first, all with ids.
+
+    Returns:
+        Its entry in a manifest.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    newest_first = layers[::-1]
+    every = np.concatenate([np.asarray(each.ids) for each in newest_first])
+    ids, first = np.unique(every, return_index=True)  # the first of equal ones: of the newest layer
+    del every
+    ends = np.cumsum([len(each) for each in newest_first])
+    write = _LayerFiles(folder, files, layers[0].about, len(ids))
+    for begin in range(0, len(ids), AT_ONCE):
+        some = first[begin : begin + AT_ONCE]
+        layer_of = np.searchsorted(ends, some, side="right")
+        bits = np.empty((len(some), bytes_of_row(layers[0].about)), np.uint8)
+        for number in np.unique(layer_of):
+            own = layer_of == number
+            end, layer = ends[number], newest_first[number]
+            bits[own] = layer.bits(some[own] - (end - len(layer)))
+        write.rows(slice(begin, begin + len(some)), bits)
+    return write.finish(ids, np.asarray(layers[-1].default))

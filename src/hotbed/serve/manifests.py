@@ -1,0 +1,95 @@
+"""Manifests of a bundle and of its versions, as they are read."""
+
+from __future__ import annotations
+
+import functools
+import os
+from typing import TypedDict, cast
+
+from hotbed.checkpoint.errors import DamagedError
+from hotbed.checkpoint.files import read_json_sealed
+from hotbed.serve.bundle import (
+    FORMAT,
+    MANIFEST,
+    VERSION,
+    Bundle,
+    BundleError,
+    FileEntry,
+    TableEntry,
+)
+
+__all__ = ["VERSION_FORMAT", "VERSION_MANIFEST", "VersionEntry", "read_bundle", "read_version"]
+
+VERSION_FORMAT = "hotbed bundle version"
+VERSION_MANIFEST = "version.json"
+
+
+class Followed(TypedDict):
+    """The checkpoint that a version was made of."""
+
+    name: str
+    """Folder, in that of its run."""
+    uid: str | None
+
+
+class VersionEntry(TypedDict):
+    """The manifest of a version, which has all that differs from the bundle."""
+
+    format: str
+    version: int
+    base: str
+    """`model_version` of the bundle."""
+    model_version: str
+    number: int
+    """Rises from version to version."""
+    step: int
+    checkpoint: Followed
+    tables: dict[str, list[TableEntry]]
+    """By table, layers of rows over those of the bundle, the oldest first: ids and their rows, in each layer
+    rising and each once. Of an id, the newest layer that has it counts."""
+    files: list[FileEntry]
+
+
+def read_bundle(folder: str) -> Bundle:
+    """Return the manifest of the bundle at a path; it is parsed again only when it was replaced.
+
+    Raises:
+        BundleError: there is none, or it is damaged or of a later version.
+    """
+    path = os.path.join(os.path.abspath(folder), MANIFEST)
+    try:
+        found = os.stat(path)
+    except OSError as error:
+        raise BundleError(
+            f"{folder} is no bundle: {MANIFEST} cannot be read ({error.strerror}). hotbed.export writes one."
+        ) from None
+    return _bundle(path, found.st_ino, found.st_mtime_ns, found.st_size)
+
+
+@functools.lru_cache(maxsize=16)
+def _bundle(path: str, inode: int, written: int, size: int) -> Bundle:
+    return cast(Bundle, _read(path, FORMAT))
+
+
+def read_version(folder: str) -> VersionEntry:
+    """Return the manifest of the version in a folder.
+
+    Raises:
+        BundleError: it is missing, damaged or of a later version.
+    """
+    return cast(VersionEntry, _read(os.path.join(folder, VERSION_MANIFEST), VERSION_FORMAT))
+
+
+def _read(path: str, of_format: str) -> object:
+    try:
+        found, sealed = read_json_sealed(path)
+    except (DamagedError, OSError) as error:
+        raise BundleError(f"{path} cannot be read: {error}") from None
+    match found:
+        case {"format": str(format_), "version": int(version)} if format_ == of_format and sealed:
+            if version > VERSION:
+                raise BundleError(
+                    f"{path} is of version {version}; this Hotbed reads {VERSION} and before. Update it."
+                )
+            return found
+    raise BundleError(f"{path} is damaged, or was changed. Export the bundle again.")
