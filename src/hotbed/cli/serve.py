@@ -13,6 +13,7 @@ from hotbed.train.options import SIZE, Kind
 BUNDLE = Kind("BUNDLE", is_positional=True)
 ADDRESS = Kind("ADDRESS:PORT", is_path=False)
 READ = Kind("PATH")
+RUN = Kind("RUN")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +24,8 @@ class ServeOptions:
     """What hotbed export or hotbed.export wrote."""
     bind: Annotated[str, ADDRESS] = "127.0.0.1:8501"
     """Where connections are taken."""
+    follow: Annotated[str | None, RUN] = None
+    """The folder of a run: each of its checkpoints is served as soon as it is there."""
     workers: int = 1
     """Processes that answer; they share the rows' memory."""
     threads: int = 1
@@ -61,6 +64,9 @@ def serve(given: dict[str, object]) -> None:
       [cyan]hotbed serve bundle[/cyan]
       Answers at http://127.0.0.1:8501, to this machine alone.
 
+      [cyan]hotbed serve bundle --follow runs/1[/cyan]
+      Answers with what the training has learned up to its latest checkpoint.
+
       [cyan]hotbed serve bundle --bind 0.0.0.0:8501 --workers 4 --token-file tokens[/cyan]
       Answers whoever has a token, with four processes.
     """
@@ -89,6 +95,7 @@ def serve(given: dict[str, object]) -> None:
             bundle=folder,
             name=options.name or os.path.basename(folder),
             threads=options.threads,
+            follow=options.follow,
             workers=options.workers,
             tokens=() if token_file is None else tuple(read_tokens(token_file)),
             certificate=options.ssl_certfile,

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import logging
+from collections.abc import AsyncIterator
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -13,6 +16,7 @@ from starlette.routing import Route
 from hotbed.serve.http.errors import RequestError
 from hotbed.serve.http.gate import Gate
 from hotbed.serve.http.paths import Paths, json_response
+from hotbed.serve.http.repository import routes_of
 from hotbed.serve.http.server import Server
 from hotbed.serve.http.settings import ServeSettings
 
@@ -59,8 +63,16 @@ def app_of(settings: ServeSettings) -> Gate:
             Route(f"{v2}/ready", paths.v2_ready, methods=get),
             Route(v2, paths.v2_metadata, methods=get),
         ]
+
+    @contextlib.asynccontextmanager
+    async def watching(app: Starlette) -> AsyncIterator[None]:
+        task = asyncio.create_task(server.watch())
+        yield
+        task.cancel()
+
     app = Starlette(
-        routes=routes,
+        routes=[*routes, *routes_of(server)],
+        lifespan=watching,
         exception_handlers={RequestError: _refused, HTTPException: _not_found, Exception: _broken},
     )
     app.router.redirect_slashes = False

@@ -18,13 +18,15 @@ __all__ = ["json_of", "read_body"]
 GZIP = 16 + zlib.MAX_WBITS
 
 
-async def json_of(request: Request, limits: Limits) -> Json:
-    """Return the body of a request, which is JSON.
+async def json_of(request: Request, limits: Limits, empty: Json | None = None) -> Json:
+    """Return the body of a request, which is JSON; or `empty` where there is no body.
 
     Raises:
         RequestError: it is not, too large, or does not come in time.
     """
     body = await read_body(request, limits)
+    if not body and empty is not None:
+        return empty
     try:
         return cast(Json, orjson.loads(body))
     except orjson.JSONDecodeError as error:

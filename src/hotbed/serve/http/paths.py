@@ -43,7 +43,7 @@ class Paths:
         return HTMLResponse(PAGE)
 
     async def sample(self, request: Request) -> Response:
-        return json_response(self._server.sample)
+        return json_response(self._server.model.sample)
 
     async def openapi(self, request: Request) -> Response:
         return json_response(openapi_of(self._server.settings, self._server.model))

@@ -19,6 +19,7 @@ from uvicorn.supervisors import Multiprocess
 from hotbed.errors import InputError
 from hotbed.serve.http.app import from_environment
 from hotbed.serve.http.connections import Impatient
+from hotbed.serve.http.followed import following
 from hotbed.serve.http.server import Server
 from hotbed.serve.http.settings import ServeSettings
 
@@ -56,6 +57,7 @@ def serve(
 
     Raises:
         BundleError, OSError: the bundle cannot be read, or the address not bound.
+        CheckpointError: `settings.follow` is no folder of checkpoints.
     """
     Server(settings)
     _raise_descriptors()
@@ -67,6 +69,8 @@ def serve(
             os.environ["PROMETHEUS_MULTIPROC_DIR"] = folder
         stack.enter_context(settings.in_environment())
         _end_in_order(stack)
+        if settings.follow is not None:
+            stack.enter_context(following(settings.bundle, settings.follow))
         listening = stack.enter_context(_listening(host, port))
         scheme = "http" if settings.certificate is None else "https"
         bound, at = listening.getsockname()[:2]

@@ -3,28 +3,28 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import os
+import logging
 from collections.abc import Mapping
 
-import numpy as np
-
-from hotbed.serve.bundle import SAMPLE, BundleError
+from hotbed.serve.bundle import BundleError
 from hotbed.serve.http.batching import Batcher
 from hotbed.serve.http.metrics import Metrics
-from hotbed.serve.http.model import ServedModel
+from hotbed.serve.http.model import Answers, ServedModel
 from hotbed.serve.http.parts import Part
 from hotbed.serve.http.settings import ServeSettings
-from hotbed.serve.http.tf_serving import asked_of
+from hotbed.serve.versions import Version, current
 
 __all__ = ["Server"]
 
-TOLERANCE = 1e-3
-"""Between answers of the sample here and where it was exported, absolute and relative to the largest."""
+EVERY = 0.25
+"""Seconds between two looks for another version."""
+_log = logging.getLogger("uvicorn.error")
 
 
 class Server:
     """A worker's: the version that is served, and what answers requests.
+
+    Requests are answered by the version that was served when they came, of which they hold the rows.
 
     Raises:
         BundleError, OSError: the bundle cannot be read, or answers its sample otherwise than it says.
@@ -35,21 +35,17 @@ class Server:
         self.metrics = Metrics()
         self.batcher = Batcher(settings.limits, self.metrics)
         self.tokens = [token.encode("latin-1") for token in settings.tokens]
-        self.model = self._opened(settings.bundle)
+        self.model = self._opened(current(settings.bundle))
+        self._told = ""
+        self._turning = asyncio.Lock()
 
-    def _opened(self, folder: str) -> ServedModel:
-        model = ServedModel(folder, self.limits, self.settings.threads)
-        with open(os.path.join(folder, SAMPLE), encoding="utf-8") as file:
-            self.sample = json.load(file)
-        asked = asked_of({"instances": self.sample["instances"]}, model, self.limits)
-        found = model.answers(asked.parts)
-        _check(folder, found, self.sample["predictions"])
+    def _opened(self, version: Version) -> ServedModel:
+        settings = self.settings
+        model = ServedModel(settings.bundle, version, settings.limits, settings.threads)
         self.metrics.versions.inc()
         return model
 
-    async def answers(
-        self, model: ServedModel, parts: Mapping[str, Part], samples: int
-    ) -> dict[str, np.ndarray]:
+    async def answers(self, model: ServedModel, parts: Mapping[str, Part], samples: int) -> Answers:
         """Return the outputs of some samples; see `Batcher.answers`."""
         found = await asyncio.wait_for(
             self.batcher.answers(model, parts, samples), 2 * self.limits.seconds
@@ -57,13 +53,25 @@ class Server:
         self.metrics.samples.inc(samples)
         return found
 
+    async def watch(self) -> None:
+        """Serve the version that is to be served, from when it is there, until cancelled."""
+        while True:
+            await asyncio.sleep(EVERY)
+            try:
+                await self.refresh()
+            except (BundleError, OSError) as error:
+                if str(error) != self._told:
+                    self._told = str(error)
+                    _log.error("%s Version %s is served on.", error, self.model.version)
 
-def _check(folder: str, found: Mapping[str, np.ndarray], told: object) -> None:
-    assert isinstance(told, list)
-    for name, values in found.items():
-        expected = np.asarray([each[name] for each in told], np.float64)
-        most = max(1.0, float(np.abs(expected).max(initial=0)))
-        if not np.allclose(values, expected, rtol=0, atol=TOLERANCE * most):
-            raise BundleError(
-                f"{folder} answers {name!r} of its own sample otherwise than {SAMPLE} says. Export it again."
-            )
+    async def refresh(self) -> None:
+        """Serve the version that is to be served now.
+
+        Raises:
+            BundleError, OSError: it cannot be read; the one before is served on.
+        """
+        async with self._turning:
+            wanted = await asyncio.to_thread(current, self.settings.bundle)
+            if wanted != self.model.at:
+                self.model = await asyncio.to_thread(self._opened, wanted)
+                self._told = ""

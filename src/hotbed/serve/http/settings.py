@@ -24,6 +24,8 @@ class ServeSettings:
     name: str
     threads: int = 1
     """That compute the dense part of one batch."""
+    follow: str | None = None
+    """A run whose checkpoints are served as they come."""
     workers: int = 1
     """Processes that answer."""
     tokens: tuple[str, ...] = ()
