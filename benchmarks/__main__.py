@@ -36,6 +36,7 @@ SCENARIOS = {
     "linked": "saves that share files with the SSD, against writing what was dirty",
     "merge": "a whole checkpoint and 20 of changes made into one, against the disk",
     "synthetic": "NVIDIA's synthetic models: tiny at batch 65,536 with Adagrad",
+    "quantized": "pooled vectors of a bundle's rows, float32, int8 and int4, against torch and FBGEMM",
     "gpu": "a CUDA device: roof, interaction, layers, lookups, training with tables on it",
     "busy": "`hotbed train` on a quiet machine and beside two busy processes, by how threads wait",
     "exchange": "one training step of tables that two processes share, against TorchRec and DDP",
