@@ -138,3 +138,24 @@ def test_what_is_refused() -> None:
     weighted = hb.Jagged(torch.tensor([1]), lengths=torch.tensor([1]), weights=torch.ones(1))
     with pytest.raises(hb.InputError, match="'t' has weights"):
         few({"t": weighted})
+
+
+def test_evaluation_of_it() -> None:
+    torch.manual_seed(4)
+    model = hb.models.DLRM(["user", "item"])
+    batches = [
+        {
+            "dense": torch.rand(64, 13),
+            "user": torch.randint(0, 50, (64,)),
+            "item": torch.randint(0, 50, (64,)),
+            "label": torch.randint(0, 2, (64,)).float(),
+        }
+        for _ in range(3)
+    ]
+    for batch in batches:
+        model(batch)
+    whole = hb.train.evaluate(model, batches)
+    same = hb.train.evaluate(hb.serve.quantized(model, "float32"), batches)
+    few = hb.train.evaluate(hb.serve.quantized(model, "int8"), batches)
+    assert same.auc == whole.auc and same.logloss == whole.logloss
+    assert abs(few.auc - whole.auc) < 0.02 and few.logloss != whole.logloss
