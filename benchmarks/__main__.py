@@ -37,6 +37,7 @@ SCENARIOS = {
     "serve": "a DLRM of 10 M rows that answers over HTTP, against torch and FastAPI",
     "merge": "a whole checkpoint and 20 of changes made into one, against the disk",
     "synthetic": "NVIDIA's synthetic models: tiny at batch 65,536 with Adagrad",
+    "quantized": "pooled vectors of a bundle's rows, float32, int8 and int4, against torch and FBGEMM",
     "gpu": "a CUDA device: roof, interaction, layers, lookups, training with tables on it",
     "busy": "`hotbed train` on a quiet machine and beside two busy processes, by how threads wait",
     "exchange": "one training step of tables that two processes share, against TorchRec and DDP",

@@ -2,5 +2,6 @@
 
 from hotbed.serve.bundle import BundleError, ExportError
 from hotbed.serve.exporting import export
+from hotbed.serve.quantized import quantized
 
-__all__ = ["BundleError", "ExportError", "export"]
+__all__ = ["BundleError", "ExportError", "export", "quantized"]

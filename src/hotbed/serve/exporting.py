@@ -66,13 +66,12 @@ from hotbed.serve.lookups import Recorded, WithoutTables, recorded
 from hotbed.serve.reading import BundleTable, MappedRows, vectors_of
 from hotbed.serve.row_formats import ROW_FORMATS
 from hotbed.serve.sessions import Session, session_of
-from hotbed.serve.table_files import write_table
+from hotbed.serve.table_files import DEFAULTS, write_table
 
 __all__ = ["export", "export_checkpoint", "files_in"]
 
 TOLERANCE = 1e-5
 """Of the answers of onnxruntime, beside those of torch: absolute, and relative to the largest."""
-DEFAULTS = ("zeros", "mean")
 _ONE_AT_A_TIME = threading.Lock()
 """Threads that trace a model, which torch does for one, or put a bundle in its place."""
 SHOWN = 4
@@ -212,7 +211,9 @@ def _write_sample(
         each["name"]: first_samples(traced.leaves.named[each["name"]], SHOWN, count)
         for each in inputs
     }
-    tables = {stem: BundleTable([MappedRows(folder, about)]) for stem, about in entries.items()}
+    tables = {
+        stem: BundleTable([MappedRows(folder, about)], stem) for stem, about in entries.items()
+    }
     vectors = {
         each["vectors"]: torch.from_numpy(
             vectors_of(each, tables[each["table"]], *ids_of(shown[each["input"]], each))

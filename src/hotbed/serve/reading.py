@@ -17,9 +17,11 @@ from hotbed.serve.row_formats import ROW_FORMATS
 __all__ = [
     "BundleTable",
     "FetchedTable",
+    "Ids",
     "MappedRows",
     "ReadTable",
     "RequestedLookup",
+    "looked_up",
     "vectors_of",
     "vectors_of_all",
 ]
@@ -77,19 +79,21 @@ class BundleTable:
 
     Args:
         layers: rows of a bundle, and then those that changed since, oldest first, whose ids are told.
+        name: of the table, for errors. Default: that of its files.
 
     Raises:
         BundleError: rows of the layers have different dims.
     """
 
-    def __init__(self, layers: Sequence[MappedRows]) -> None:
+    def __init__(self, layers: Sequence[MappedRows], name: str | None = None) -> None:
         self.layers = tuple(layers)
         self.about = about = layers[0].about
+        self.name = about["files"] if name is None else name
         for layer in self.layers:
             if layer.about["dim"] != about["dim"]:
                 raise BundleError(
-                    f"Rows of {about['files']} have {about['dim']} columns, and newer ones of "
-                    f"{layer.about['files']} {layer.about['dim']}."
+                    f"Table {self.name!r}: rows of {about['files']} have {about['dim']} columns, and newer "
+                    f"ones of {layer.about['files']} {layer.about['dim']}."
                 )
         self.core = _core.ServedTable(
             [
@@ -106,7 +110,7 @@ class BundleTable:
         Raises:
             IdError: an id is outside of a static table.
         """
-        return _looked_up([_Lookup(self, ids, None, "none", None)])[0]
+        return looked_up([Ids(self, ids, None, "none", None)])[0]
 
 
 class FetchedTable:
@@ -121,7 +125,7 @@ class FetchedTable:
     def __init__(
         self, about: TableEntry, ids: NDArray[np.int64], rows: NDArray[np.float32]
     ) -> None:
-        self.about = about
+        self.about, self.name = about, about["files"]
         none = np.zeros(about["dim"], np.float32)
         layer = (STORED_AS["float32"], rows, None, ids)
         self.core = _core.ServedTable([layer], none, None)
@@ -131,16 +135,30 @@ ReadTable = BundleTable | FetchedTable
 """What rows are looked up in."""
 
 
-class _Lookup(NamedTuple):
+class Ids(NamedTuple):
+    """Ids of one table, and how their rows become vectors."""
+
     table: ReadTable
     ids: NDArray[np.int64]
+    """Of any shape without combiner, each has a vector; else (n,), of all bags."""
     offsets: NDArray[np.int64] | None
+    """(B + 1,) where bags begin and end; None without combiner."""
     combiner: str
+    """none, sum, mean, sqrtn or max."""
     padding_idx: int | None
+    """This id is none."""
 
 
-def _looked_up(lookups: Sequence[_Lookup]) -> list[NDArray[np.float32]]:
-    """Return a float32 vector for each bag, or where there are no offsets for each id."""
+def looked_up(lookups: Sequence[Ids]) -> list[NDArray[np.float32]]:
+    """Return for each float32 vectors (B, dim), or where there are no offsets (``*ids.shape, dim``).
+
+    Rows of a bag are added in their order. Large batches use the threads that torch uses.
+
+    Raises:
+        IdError: an id is outside of a static table; the range is named.
+        TypeError, ValueError: ids or offsets are not int64, or offsets do not rise from 0 to the number of
+            ids.
+    """
     found, asked = [], []
     for table, ids, offsets, combiner, padding in lookups:
         shape = ids.shape if offsets is None else (len(offsets) - 1,)
@@ -152,10 +170,8 @@ def _looked_up(lookups: Sequence[_Lookup]) -> list[NDArray[np.float32]]:
     refused = _core.look_up(asked)
     if refused is not None:
         number, position = refused
-        about = lookups[number].table.about
-        raise IdError(
-            f"{about['files']}: id {lookups[number].ids.flat[position]} is outside [0, {about['rows']})."
-        )
+        table, id_ = lookups[number].table, lookups[number].ids.flat[position]
+        raise IdError(f"Table {table.name!r}: id {id_} is outside [0, {table.about['rows']}).")
     return found
 
 
@@ -183,19 +199,15 @@ def vectors_of(
 def vectors_of_all(lookups: Sequence[RequestedLookup]) -> list[NDArray[np.generic]]:
     """Return the vectors of each lookup as the dense part takes them.
 
-    Rows of a bag are added in their order, in float32. Large batches use the threads that torch uses.
-
     Returns:
-        Arrays (B, dim), or without combiner (``*ids.shape, dim``), in the dtypes of the lookups.
+        Arrays as of `looked_up`, in the dtypes of the lookups.
 
     Raises:
-        IdError: an id is outside of a static table; the range is named.
-        TypeError, ValueError: ids or offsets are not int64, or offsets do not rise from 0 to the number of
-            ids.
+        IdError, TypeError, ValueError: as of `looked_up`.
     """
-    found = _looked_up(
+    found = looked_up(
         [
-            _Lookup(table, ids, offsets, lookup["combiner"], lookup["padding_idx"])
+            Ids(table, ids, offsets, lookup["combiner"], lookup["padding_idx"])
             for lookup, table, ids, offsets in lookups
         ]
     )
