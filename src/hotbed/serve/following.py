@@ -96,13 +96,13 @@ class Follower:
     def _begin(self) -> None:
         """Go on from the newest version of the bundle that is there now."""
         self._of_base.close()
-        self._about = read_bundle(self._bundle)
-        if "parameters" not in self._about or "state_dict" not in self._about:
+        about = read_bundle(self._bundle)
+        if "parameters" not in about or "state_dict" not in about:
             raise BundleError(
                 f"{self._bundle} does not tell which weights are the model's, as an earlier Hotbed has "
                 "exported it. Export it again."
             )
-        folder = folder_of(self._bundle, self._about["model_version"])
+        folder = folder_of(self._bundle, about["model_version"])
         os.makedirs(folder, exist_ok=True)
         try:
             self._of_base.enter_context(held(folder, fcntl.LOCK_EX | fcntl.LOCK_NB))
@@ -113,8 +113,9 @@ class Follower:
         _remove_left_overs(folder)
         self._merges = LayerMerges(folder, self._most_layers)
         self._of_base.callback(self._merges.close)
-        self._stack, self._served = _newest(self._bundle, self._about)
+        self._stack, self._served = _newest(self._bundle, about)
         self._refused, self._last = set(), None
+        self._about = about
 
     def poll(self) -> Applied | None:
         """Make a version of the latest checkpoint, if there is one that is not served. Returns None if there
@@ -170,9 +171,9 @@ class Follower:
                 return None
             if fault := fault_of_chain(links, self._about["tables"].keys()):
                 raise DamagedError(fault)
-            stack = self._stack._replace(tables=self._merges.take(self._stack.tables))
-            written = write_version(self._bundle, self._about, stack, links)
-        merged = {layer.folder for layers in stack.tables.values() for layer in layers}
+            self._stack = self._stack._replace(tables=self._merges.take(self._stack.tables))
+            written = write_version(self._bundle, self._about, self._stack, links)
+        merged = {layer.folder for layers in self._stack.tables.values() for layer in layers}
         self._stack, self._served = _stack_of(written), os.path.basename(path)
         for each in merged:
             if each.endswith(".part"):
@@ -183,9 +184,12 @@ class Follower:
         return Applied(written.version, written.manifest["step"], written.rows, seconds)
 
     def _remove_old(self) -> None:
-        old = versions_of(self._bundle)[1 : -self._keep]
-        for version in old:
-            if version.model_version != pinned(self._bundle):
+        for version in versions_of(self._bundle)[1 : -self._keep]:
+            try:
+                stays = version.model_version == pinned(self._bundle)
+            except BundleError:  # it may be any
+                return
+            if not stays:
                 part = f"{version.folder}.part"  # which nobody takes for a version
                 with contextlib.suppress(OSError):
                     os.rename(version.folder, part)
