@@ -34,6 +34,7 @@ SCENARIOS = {
     "background": "saves in the background against those that a training waits for",
     "deltas": "checkpoints of what has changed against whole ones, and what a step takes to know it",
     "linked": "saves that share files with the SSD, against writing what was dirty",
+    "serve": "a DLRM of 10 M rows that answers over HTTP, against torch and FastAPI",
     "merge": "a whole checkpoint and 20 of changes made into one, against the disk",
     "synthetic": "NVIDIA's synthetic models: tiny at batch 65,536 with Adagrad",
     "gpu": "a CUDA device: roof, interaction, layers, lookups, training with tables on it",

@@ -109,5 +109,6 @@ NB_MODULE(_core, module) {
   bind_storage(module);
   bind_device(module);
   bind_exchange(module);
+  bind_serve(module);
   bind_testing(module);
 }

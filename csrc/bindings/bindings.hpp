@@ -75,6 +75,7 @@ void bind_log(nb::module_& module);
 void bind_records(nb::module_& module);
 void bind_residency(nb::module_& module);
 void bind_rules(nb::module_& module);
+void bind_serve(nb::module_& module);
 void bind_storage(nb::module_& module);
 void bind_table(nb::module_& module);
 void bind_table_rule(nb::module_& module);

@@ -12,6 +12,7 @@
 #include "kernels/int8.inl"
 #include "kernels/reduce.inl"
 #include "kernels/rules.inl"
+#include "kernels/stored_rows.inl"
 
 #define HOTBED_STRING_OF(x) #x
 #define HOTBED_STRING(x) HOTBED_STRING_OF(x)
@@ -34,6 +35,7 @@ extern constinit const Kernels table{
     .read_row = read_row,
     .reduce = reduce_rows,
     .reduce_in_order = reduce_in_order,
+    .pool_stored = pool_stored,
 };
 
 }  // namespace hotbed::HOTBED_ISA

@@ -12,6 +12,7 @@
 #include "kernels/initial_spec.hpp"
 #include "kernels/missed_steps.hpp"
 #include "kernels/rule.hpp"
+#include "kernels/stored_rows.hpp"
 
 namespace hotbed {
 
@@ -94,6 +95,9 @@ struct Kernels {
   void (*reduce)(const ReduceTask& task, int64_t begin, int64_t end);
   // The same for a whole table of `positions` positions, in the order of the batch.
   void (*reduce_in_order)(const ReduceTask& task, int64_t positions);
+
+  // stored_rows.inl: bags [begin, end) of one lookup of rows that lie in files.
+  void (*pool_stored)(const StoredTask& task, int64_t begin, int64_t end);
 };
 
 // The best set this processor has, or the one named by use_kernels or by the variable HOTBED_ISA.

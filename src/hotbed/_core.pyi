@@ -872,6 +872,18 @@ class FetchedRows:
         self, given: Batch, counts: Sequence[int], new_positions: int, inverse: int
     ) -> Batch: ...
 
+class ServedTable:
+    def __init__(
+        self,
+        layers: Sequence[tuple[int, object, object, object]],
+        missing: object,
+        limit: int | None,
+    ) -> None: ...
+
+def look_up(
+    lookups: Sequence[tuple[ServedTable, object, object, int, object, object]],
+) -> tuple[int, int] | None: ...
+
 class IoFaults(IoObserver):
     def __init__(self) -> None: ...
     def fail_read(self, nth: int, error: int) -> IoFaults: ...

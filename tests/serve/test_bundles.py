@@ -75,6 +75,19 @@ def test_every_click_model(name: str, tmp_path: Path) -> None:
     assert about["model"]["name"] in hb.models.MODELS
 
 
+def test_ids_are_not_asked_for_only_to_be_counted(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    names = [f"C{n}" for n in range(26)]
+    model = hb.models.DLRM(names, dim=4, num_dense=1)
+    sample = {"dense": torch.rand(B, 1), **{name: ids(9, B, 2) for name in names}}
+    model(sample)
+    path = hb.export(model, tmp_path / "bundle", sample=sample)
+    inputs = json.loads((path / "bundle.json").read_text())["inputs"]
+    assert {each["name"] for each in inputs if each["dense"]} == {"dense"}
+    assert all(each["shape"] == [-1] for each in inputs if each["kind"] == "ids")
+    check_answers(path, model, sample)
+
+
 def test_histories_and_towers(tmp_path: Path) -> None:
     torch.manual_seed(0)
     item = hb.Table("item", 16, combiner=None, padding_idx=-1)

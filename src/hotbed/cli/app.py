@@ -16,6 +16,7 @@ from hotbed.cli.plan import plan
 from hotbed.cli.predict import predict
 from hotbed.cli.report import report
 from hotbed.cli.row_server import row_server
+from hotbed.cli.serve import serve
 from hotbed.cli.table_formats import dump, import_
 from hotbed.cli.train import train
 
@@ -74,6 +75,9 @@ def hotbed(
       [cyan]hotbed export model bundle --data day_2.tsv.gz[/cyan]
       Writes what answers requests without Hotbed: ONNX, and rows that are mapped into memory.
 
+      [cyan]hotbed serve bundle[/cyan]
+      Answers requests with it, over HTTP.
+
       [cyan]hotbed report runs/1[/cyan]
       Draws what train --run has recorded as one HTML page.
 
@@ -130,7 +134,7 @@ def _spread(args: list[str]) -> list[str]:
     return spread
 
 
-for command in (train, predict, export, report, inspect, plan, dump):
+for command in (train, predict, export, serve, report, inspect, plan, dump):
     app.command(cls=Command)(command)
 app.command("import", cls=Command)(import_)
 app.command("row-server", cls=Command)(row_server)

@@ -43,7 +43,7 @@ def export(
 
     BUNDLE has the dense part as ONNX, rows in files that are mapped into memory, what is asked with and
     answered, and a sample request. An earlier bundle there is replaced. It needs
-    pip install 'hotbed[export]'.
+    pip install 'hotbed\\[export]'.
 
     [bold]Examples[/bold]
 

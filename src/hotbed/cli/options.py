@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
-from typing import Annotated, Any
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, TypeVar
 
 import typer
 
@@ -12,7 +12,9 @@ from hotbed.cli.config import read_config
 from hotbed.cli.errors import in_one_sentence
 from hotbed.train.options import Kind, Option, options_of
 
-__all__ = ["command"]
+__all__ = ["command", "made_of"]
+
+_S = TypeVar("_S")
 
 _CONFIG = "Options from a file, by the names below (batch-size = 512); those given here win."
 
@@ -43,6 +45,11 @@ def command(
     return decorate
 
 
+def made_of(settings: Callable[..., _S], given: Mapping[str, object]) -> _S:
+    """Return the settings of a command, of the values by name that its function was called with."""
+    return settings(**given)
+
+
 def _parameter(option: Option) -> inspect.Parameter:
     kind, is_list = option.mark(Kind), option.value_type == tuple[str, ...]
     metavar = kind and kind.metavar
@@ -53,6 +60,8 @@ def _parameter(option: Option) -> inspect.Parameter:
     )
     type_: Any = list[str] if is_list else option.value_type
     default = None if is_list else option.default
+    if kind is not None and kind.is_positional and not option.is_optional:
+        return _keyword(option.field, Annotated[type_, declared], inspect.Parameter.empty)
     shown: Any = type_ | None if default is None else type_
     return _keyword(option.field, Annotated[shown, declared], default)
 

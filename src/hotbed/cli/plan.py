@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from hotbed.cli.errors import in_one_sentence
-from hotbed.cli.options import command
+from hotbed.cli.options import command, made_of
 from hotbed.models import MODELS
 from hotbed.train.options import FILE, SIZE, Kind, OneOf
 
@@ -81,7 +81,7 @@ class PlanSettings:
 
 
 @command(PlanSettings)
-def plan(given: dict[str, Any]) -> None:
+def plan(given: dict[str, object]) -> None:
     """Show which rank would keep which part of which table. Nothing runs and no memory is taken.
 
     If a rank keeps more than it holds, the exit code is 2 and the three cheapest remedies are told.
@@ -109,7 +109,7 @@ def plan(given: dict[str, Any]) -> None:
     from rich.console import Console
 
     with in_one_sentence(given):
-        asked = PlanSettings(**given)
+        asked = made_of(PlanSettings, given)
         _check_outputs(asked)
         made, told = _plan(asked)
         typer.echo(made.printed(Console().width))

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import typer
 
 from hotbed.cli.errors import in_one_sentence
-from hotbed.cli.options import command
+from hotbed.cli.options import command, made_of
 from hotbed.train.settings import TrainSettings
 
 
 @command(TrainSettings, config=True)
-def train(given: dict[str, Any], config: str | None) -> None:
+def train(given: dict[str, object], config: str | None) -> None:
     """Train a model on click logs, or on files that a schema describes, and test it on the last samples.
 
     A [bold]sample[/bold] is a line of a log or a row of a file; a [bold]row[/bold] is what a table
@@ -51,7 +49,7 @@ def train(given: dict[str, Any], config: str | None) -> None:
     with in_one_sentence(given, console):
         from hotbed.train.recipe import train as run
 
-        settings = TrainSettings(**given)
+        settings = made_of(TrainSettings, given)
         settings.check_paths(config)
         report = run(settings, console, Console(quiet=quiet))
     if report["interrupted"]:

@@ -36,9 +36,16 @@ class _Named(Protocol):
     name: str
 
 
+class _Attribute(Protocol):
+    name: str
+    i: int
+
+
 class _Node(Protocol):
+    op_type: str
     input: MutableSequence[str]
     output: Sequence[str]
+    attribute: Sequence[_Attribute]
 
 
 class _Graph(Protocol):
@@ -93,6 +100,8 @@ class Program(NamedTuple):
     exported: torch.export.ExportedProgram
     inputs: list[str]
     """Names: vectors, then other leaves."""
+    by_sample: list[str]
+    """Those of them that have a row for each sample."""
 
 
 class _Dense(nn.Module):
@@ -144,7 +153,8 @@ def program_of(bare: WithoutTables, lookups: Sequence[Lookup], leaves: Leaves) -
         exported = torch.export.export(
             dense, (vectors, [*tensors.values()]), dynamic_shapes=shapes, strict=False
         )
-    return Program(exported, [*(lookup.input for lookup in lookups), *tensors])
+    named = {**{lookup.input: lookup.vectors for lookup in lookups}, **tensors}
+    return Program(exported, [*named], [name for name, each in named.items() if any_batch(each)])
 
 
 def named_outputs(outputs: object) -> dict[str, Tensor]:
@@ -188,6 +198,7 @@ def onnx_of(program: Program, outputs: Sequence[str]) -> OnnxModel:
     assert made is not None
     model: OnnxModel = made.model_proto
     graph = model.graph
+    _size_by_what_is_used(graph, program.by_sample)
     used = {name for node in graph.node for name in node.input}
     unused = [given for given in graph.input if given.name not in used]
     for given in unused:
@@ -203,6 +214,21 @@ def onnx_of(program: Program, outputs: Sequence[str]) -> OnnxModel:
     for node in graph.node:
         node.input[:] = [names.get(name, name) for name in node.input]
     return model
+
+
+def _size_by_what_is_used(graph: _Graph, by_sample: Sequence[str]) -> None:
+    """Have the number of samples read from an input that something else uses, too: ids are not asked for
+    only to be counted."""
+    counts = [node for node in graph.node if node.op_type == "Shape" and _is_first(node)]
+    others = {name for node in graph.node if node not in counts for name in node.input}
+    if used := [name for name in by_sample if name in others]:
+        for node in counts:
+            node.input[:] = [used[0] if name in by_sample else name for name in node.input]
+
+
+def _is_first(node: _Node) -> bool:
+    """Return whether a node ``Shape`` gives the first dimension alone."""
+    return {each.name: each.i for each in node.attribute} == {"start": 0, "end": 1}
 
 
 def parameters_of(program: Program, onnx: OnnxModel) -> dict[str, str]:

@@ -13,11 +13,10 @@ import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from hotbed import _core
@@ -66,6 +65,7 @@ from hotbed.serve.dense_weights import dense_of, shapes_of
 from hotbed.serve.lookups import Recorded, WithoutTables, recorded
 from hotbed.serve.reading import BundleTable, MappedRows, vectors_of
 from hotbed.serve.row_formats import ROW_FORMATS
+from hotbed.serve.sessions import Session, session_of
 from hotbed.serve.table_files import write_table
 
 __all__ = ["export", "export_checkpoint", "files_in"]
@@ -224,25 +224,12 @@ def _write_sample(
         json.dump({"instances": as_rows(shown), "predictions": as_rows(answers)}, text, indent=1)
 
 
-class _Named(Protocol):
-    name: str
-
-
-class _Session(Protocol):
-    """An ``onnxruntime.InferenceSession``."""
-
-    def get_inputs(self) -> Sequence[_Named]: ...
-    def run(
-        self, names: Sequence[str], given: Mapping[str, NDArray[np.generic]]
-    ) -> Sequence[NDArray[np.generic]]: ...
-
-
 class _Traced(NamedTuple):
     leaves: Leaves
     found: Recorded
     exported: torch.export.ExportedProgram
     onnx: OnnxModel
-    session: _Session
+    session: Session
     difference: float
     parameters: dict[str, str]
 
@@ -265,9 +252,7 @@ def _traced(model: nn.Module, args: tuple[object, ...]) -> _Traced:
     traced = program_of(bare, found.lookups, leaves)
     outputs = named_outputs(found.outputs)
     onnx = onnx_of(traced, [*outputs])
-    session = _needed("onnxruntime").InferenceSession(
-        onnx.SerializeToString(), providers=["CPUExecutionProvider"]
-    )
+    session = session_of(onnx.SerializeToString())
     count = len(next(iter(outputs.values())))
     difference = 0.0
     for some in (count, count - 1):
@@ -299,7 +284,7 @@ def _is_alike(one: object, other: object) -> bool:
 
 
 def _answered(
-    session: _Session, given: Mapping[str, object], names: Sequence[str]
+    session: Session, given: Mapping[str, object], names: Sequence[str]
 ) -> dict[str, Tensor]:
     """Return what onnxruntime answers. `given`: by name what it takes, and other things."""
     fed = {}

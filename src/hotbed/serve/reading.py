@@ -3,60 +3,94 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
-import torch
-from numpy.typing import NDArray
-from torch import Tensor
+from numpy.typing import DTypeLike, NDArray
 
+from hotbed import _core
 from hotbed.errors import IdError
-from hotbed.serve.bundle import LookupEntry, TableEntry
-from hotbed.serve.row_formats import ROW_FORMATS, Stored
+from hotbed.serve.bundle import BundleError, LookupEntry, TableEntry
+from hotbed.serve.row_formats import ROW_FORMATS
 
-__all__ = ["BundleTable", "MappedRows", "vectors_of"]
+__all__ = ["BundleTable", "RequestedLookup", "MappedRows", "vectors_of", "vectors_of_all"]
+
+COMBINERS = {name: number for number, name in enumerate(("none", "sum", "mean", "sqrtn", "max"))}
+STORED_AS = {name: number for number, name in enumerate(("float32", "float16", "int8", "int4"))}
+"""Numbers that the core has for them."""
 
 
 class MappedRows:
-    """Rows of a table in one bundle, whose files are mapped into memory."""
+    """Rows of a table in one bundle, whose files are mapped into memory.
+
+    Args:
+        folder: the bundle's.
+        about: what its manifest says of the table.
+
+    Raises:
+        BundleError: a file is damaged, or is not what the manifest says.
+        OSError: as of files.
+    """
 
     def __init__(self, folder: str, about: TableEntry) -> None:
-        self.about, self.how = about, ROW_FORMATS[about["stored_as"]]
-        self._folder = folder
-        self.rows, self.default = self._mapped("rows"), self._mapped("default")
-        self.scales = None if self.how.scale_dtype is None else self._mapped("scales")
-        self.ids = None if about["static"] else self._mapped("ids")
+        self.about, self._folder = about, folder
+        how, count, dim = ROW_FORMATS[about["stored_as"]], about["rows"], about["dim"]
+        self.rows = self._mapped("rows", how.dtype, (count, how.columns(dim)))
+        """(rows, columns), as they are stored."""
+        self.default = self._mapped("default", np.float32, (dim,))
+        """(dim,) float32"""
+        self.scales = None
+        """(rows, 2): scale and offset, of rows in few bits."""
+        if how.scale_dtype is not None:
+            self.scales = self._mapped("scales", how.scale_dtype, (count, 2))
+        self.ids = None if about["static"] else self._mapped("ids", np.int64, (count,))
+        """(rows,) int64, rising, of a dynamic table."""
 
-    def _mapped(self, part: str) -> Tensor:
-        path = os.path.join(self._folder, f"{self.about['files']}.{part}.npy")
-        if not self.about["rows"]:
-            return torch.from_numpy(np.load(path))
-        return torch.from_numpy(np.load(path, mmap_mode="c"))  # writes, if any, go nowhere
-
-    def find(self, ids: Tensor) -> tuple[Tensor, Tensor]:
-        """Return where the rows of (n,) ids lie, and which have one."""
-        if self.ids is None:
-            return ids, torch.ones_like(ids, dtype=torch.bool)
-        count = self.about["rows"]
-        at = torch.searchsorted(self.ids, ids).clamp_(max=max(0, count - 1))
-        return at, self.ids[at] == ids if count else at < 0
-
-    def decoded(self, at: Tensor) -> Tensor:
-        """Return (n, dim) float32 rows."""
-        scales = None if self.scales is None else self.scales[at]
-        return self.how.decoded(Stored(self.rows[at], scales), self.about["dim"])
+    def _mapped(self, part: str, dtype: DTypeLike, shape: tuple[int, ...]) -> NDArray[np.generic]:
+        name = f"{self.about['files']}.{part}.npy"
+        path = os.path.join(self._folder, name)
+        try:
+            found: NDArray[np.generic] = np.load(
+                path, mmap_mode="r" if self.about["rows"] else None
+            )
+        except (ValueError, EOFError) as error:
+            raise BundleError(f"{path} is damaged: {error}") from error
+        if found.shape != shape or found.dtype != dtype or not found.flags.c_contiguous:
+            raise BundleError(
+                f"{path} is damaged: expected {np.dtype(dtype)} of shape {shape}, got {found.dtype} of "
+                f"shape {found.shape}."
+            )
+        return found
 
 
 class BundleTable:
-    """A table as it is served.
+    """A table as it is served. Several threads may read it at once.
 
     Args:
         layers: rows of a bundle, and then those that changed since, oldest first, whose ids are told.
+
+    Raises:
+        BundleError: rows of the layers have different dims.
     """
 
     def __init__(self, layers: Sequence[MappedRows]) -> None:
         self.layers = tuple(layers)
-        self.about = layers[0].about
+        self.about = about = layers[0].about
+        for layer in self.layers:
+            if layer.about["dim"] != about["dim"]:
+                raise BundleError(
+                    f"Rows of {about['files']} have {about['dim']} columns, and newer ones of "
+                    f"{layer.about['files']} {layer.about['dim']}."
+                )
+        self.core = _core.ServedTable(
+            [
+                (STORED_AS[each.about["stored_as"]], each.rows, each.scales, each.ids)
+                for each in self.layers
+            ],
+            self.layers[0].default,
+            about["rows"] if about["static"] else None,
+        )
 
     def rows(self, ids: NDArray[np.int64]) -> NDArray[np.float32]:
         """Return the (n, dim) float32 rows of (n,) ids; those without a row have the default.
@@ -64,18 +98,46 @@ class BundleTable:
         Raises:
             IdError: an id is outside of a static table.
         """
-        asked = torch.from_numpy(np.ascontiguousarray(ids))
-        if self.about["static"] and len(ids):
-            if not 0 <= int(ids.min()) <= int(ids.max()) < self.about["rows"]:
-                raise IdError(f"ids must lie in [0, {self.about['rows']}).")
-        rows = self.layers[0].default.expand(len(ids), -1).clone()
-        missing = torch.arange(len(ids))
-        for layer in reversed(self.layers):
-            at, there = layer.find(asked[missing])
-            rows[missing[there]] = layer.decoded(at[there])
-            missing = missing[~there]
-        found: NDArray[np.float32] = rows.numpy()
-        return found
+        return _looked_up([_Lookup(self, ids, None, "none", None)])[0]
+
+
+class _Lookup(NamedTuple):
+    table: BundleTable
+    ids: NDArray[np.int64]
+    offsets: NDArray[np.int64] | None
+    combiner: str
+    padding_idx: int | None
+
+
+def _looked_up(lookups: Sequence[_Lookup]) -> list[NDArray[np.float32]]:
+    """Return a float32 vector for each bag, or where there are no offsets for each id."""
+    found, asked = [], []
+    for table, ids, offsets, combiner, padding in lookups:
+        shape = ids.shape if offsets is None else (len(offsets) - 1,)
+        vectors = np.empty((*shape, table.about["dim"]), np.float32)
+        found.append(vectors)
+        if not ids.flags.c_contiguous:
+            ids = np.ascontiguousarray(ids)
+        asked.append((table.core, ids, offsets, COMBINERS[combiner], padding, vectors))
+    refused = _core.look_up(asked)
+    if refused is not None:
+        number, position = refused
+        about = lookups[number].table.about
+        raise IdError(
+            f"{about['files']}: id {lookups[number].ids.flat[position]} is outside [0, {about['rows']})."
+        )
+    return found
+
+
+class RequestedLookup(NamedTuple):
+    """Ids of a request that are looked up."""
+
+    lookup: LookupEntry
+    table: BundleTable
+    ids: NDArray[np.int64]
+    """Of any shape without combiner, each has a vector; else (n,), of all bags."""
+    offsets: NDArray[np.int64] | None
+    """(B + 1,) where bags begin and end; None without combiner."""
 
 
 def vectors_of(
@@ -84,32 +146,30 @@ def vectors_of(
     ids: NDArray[np.int64],
     offsets: NDArray[np.int64] | None,
 ) -> NDArray[np.generic]:
-    """Return the vectors of a lookup as the dense part takes them.
+    """Return the vectors of a lookup as the dense part takes them: `vectors_of_all` of one."""
+    return vectors_of_all([RequestedLookup(lookup, table, ids, offsets)])[0]
 
-    Args:
-        ids: of any shape without combiner, each has a vector; else (n,), of all bags.
-        offsets: (B + 1,) where bags begin and end; None without combiner.
+
+def vectors_of_all(lookups: Sequence[RequestedLookup]) -> list[NDArray[np.generic]]:
+    """Return the vectors of each lookup as the dense part takes them.
+
+    Rows of a bag are added in their order, in float32. Large batches use the threads that torch uses.
+
+    Returns:
+        Arrays (B, dim), or without combiner (``*ids.shape, dim``), in the dtypes of the lookups.
+
+    Raises:
+        IdError: an id is outside of a static table; the range is named.
+        TypeError, ValueError: ids or offsets are not int64, or offsets do not rise from 0 to the number of
+            ids.
     """
-    padding, combiner = lookup["padding_idx"], lookup["combiner"]
-    if combiner == "none":
-        is_none = np.zeros(ids.shape, bool) if padding is None else ids == padding
-        vectors = table.rows(np.where(is_none, 0, ids).ravel())
-        vectors[is_none.ravel()] = 0
-        return vectors.reshape(*ids.shape, -1).astype(lookup["dtype"], copy=False)
-    assert offsets is not None
-    lengths = np.diff(offsets)
-    bag_of = np.repeat(np.arange(len(lengths)), lengths)
-    if padding is not None:
-        kept = ids != padding
-        ids, bag_of = ids[kept], bag_of[kept]
-    rows = torch.from_numpy(table.rows(ids))
-    index = torch.from_numpy(bag_of)
-    counts = torch.bincount(index, minlength=len(lengths)).clamp_(min=1).to(rows.dtype)[:, None]
-    out = torch.zeros(len(lengths), rows.shape[1])
-    if combiner == "max":
-        out.scatter_reduce_(0, index[:, None].expand_as(rows), rows, "amax", include_self=False)
-    else:
-        out.index_add_(0, index, rows)
-        divisors: Mapping[str, Tensor | int] = {"sum": 1, "mean": counts, "sqrtn": counts.sqrt()}
-        out = out / divisors[combiner]
-    return out.numpy().astype(lookup["dtype"], copy=False)
+    found = _looked_up(
+        [
+            _Lookup(table, ids, offsets, lookup["combiner"], lookup["padding_idx"])
+            for lookup, table, ids, offsets in lookups
+        ]
+    )
+    return [
+        vectors if each.lookup["dtype"] == "float32" else vectors.astype(each.lookup["dtype"])
+        for vectors, each in zip(found, lookups, strict=True)
+    ]

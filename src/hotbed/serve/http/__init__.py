@@ -1,0 +1,1 @@
+"""A server of bundles over HTTP; see docs/serving.md."""

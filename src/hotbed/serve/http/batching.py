@@ -1,0 +1,134 @@
+"""Requests of several clients, answered at once."""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+
+from hotbed.serve.http.errors import busy
+from hotbed.serve.http.limits import Limits
+from hotbed.serve.http.metrics import Metrics
+from hotbed.serve.http.model import Answers, ServedModel
+from hotbed.serve.http.parts import Part
+
+__all__ = ["Batcher"]
+
+REMEMBERED = 0.9
+"""Of the seconds of a sample, as they were measured before."""
+
+
+class _Waiting:
+    """A request that waits for its answer."""
+
+    def __init__(self, model: ServedModel, asked: Mapping[str, Part], samples: int) -> None:
+        self.model, self.asked, self.samples = model, asked, samples
+        self.answer: asyncio.Future[Answers] = asyncio.get_running_loop().create_future()
+        self.since = time.monotonic()
+
+
+class Batcher:
+    """Answers requests, those that have come meanwhile at once, in a thread beside the event loop.
+
+    A request waits no longer than the batch before it takes: nothing waits for others to come. Where the
+    requests that wait are more work than `Limits.waiting`, new ones are told to come again.
+    """
+
+    def __init__(self, limits: Limits, metrics: Metrics) -> None:
+        self._limits, self._metrics = limits, metrics
+        self._waiting: collections.deque[_Waiting] = collections.deque()
+        self._samples = 0
+        """Of requests that wait or are being answered."""
+        self._seconds = 0.0
+        """Of a sample."""
+        self._running: asyncio.Task[None] | None = None
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="hotbed-answers")
+
+    async def answers(self, model: ServedModel, asked: Mapping[str, Part], samples: int) -> Answers:
+        """Return the outputs of some samples.
+
+        Raises:
+            RequestError: there is too much to do.
+        """
+        ahead = self._samples * self._seconds
+        if ahead > self._limits.waiting:
+            raise busy(f"Requests before this one take {ahead:.1f} s. Come again.", ahead)
+        waiting = _Waiting(model, asked, samples)
+        self._waiting.append(waiting)
+        self._samples += samples
+        self._metrics.waiting.set(self._samples)
+        if self._running is None:
+            self._running = asyncio.create_task(self._run())
+        return await waiting.answer
+
+    async def _run(self) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            while self._waiting:
+                batch = self._taken()
+                samples = sum(each.samples for each in batch)
+                begun = time.monotonic()
+                try:
+                    found = await loop.run_in_executor(self._pool, _answered, batch)
+                except Exception as error:  # told to whoever asked
+                    for each in batch:
+                        if not each.answer.done():
+                            each.answer.set_exception(error)
+                else:
+                    for each, answer in zip(batch, found, strict=True):
+                        if not each.answer.done():
+                            each.answer.set_result(answer)
+                self._samples -= samples
+                if samples:
+                    self._measured((time.monotonic() - begun) / samples, samples)
+        finally:
+            self._running = None
+
+    def _taken(self) -> list[_Waiting]:
+        """Return requests of one version that are answered at once, in the order in which they came."""
+        batch: list[_Waiting] = []
+        samples, now = 0, time.monotonic()
+        while self._waiting:
+            first = self._waiting[0]
+            if first.answer.done() or now - first.since > self._limits.seconds:
+                self._dropped(self._waiting.popleft())
+                continue
+            if batch and (
+                samples + first.samples > self._limits.batch or first.model is not batch[0].model
+            ):
+                break
+            batch.append(self._waiting.popleft())
+            samples += first.samples
+        return batch
+
+    def _dropped(self, waiting: _Waiting) -> None:
+        self._samples -= waiting.samples
+        if not waiting.answer.done():
+            waiting.answer.set_exception(busy("It has waited too long. Come again.", 1))
+
+    def _measured(self, seconds: float, samples: int) -> None:
+        self._metrics.batch.observe(samples)
+        self._metrics.waiting.set(self._samples)
+        kept = REMEMBERED if self._seconds else 0.0
+        self._seconds = kept * self._seconds + (1 - kept) * seconds
+
+
+def _answered(batch: Sequence[_Waiting]) -> list[Answers]:
+    """Return the answers of each request."""
+    if not batch:
+        return []
+    model = batch[0].model
+    if len(batch) == 1:
+        return [model.answers(batch[0].asked)]
+    joined = {
+        name: each.joined([waiting.asked[name] for waiting in batch])
+        for name, each in model.inputs.items()
+    }
+    found = model.answers(joined)
+    ends = np.cumsum([waiting.samples for waiting in batch])[:-1]
+    split = {name: np.split(values, ends) for name, values in found.items()}
+    return [{name: values[n] for name, values in split.items()} for n in range(len(batch))]

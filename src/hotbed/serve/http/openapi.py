@@ -1,0 +1,152 @@
+"""The server's OpenAPI page: paths, and the bundle's signature as schemas."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections.abc import Mapping
+
+from hotbed.serve.bundle import OutputEntry
+from hotbed.serve.http.limits import Limits
+from hotbed.serve.http.model import ServedModel
+from hotbed.serve.http.open_inference import datatypes_of
+from hotbed.serve.http.settings import ServeSettings
+
+__all__ = ["openapi_of"]
+
+_Schema = dict[str, object]
+ERROR = {"$ref": "#/components/schemas/Error"}
+REFUSED = {
+    "400": "It is not as the signature says",
+    "401": "A token is needed",
+    "404": "There is no such model",
+    "408": "The body has not come in time",
+    "413": "It asks for more than is answered at once",
+    "415": "The body is compressed in an unknown way",
+    "503": "There is too much to do; come again after the seconds of Retry-After",
+}
+"""Statuses, and what they tell."""
+
+
+def openapi_of(settings: ServeSettings, model: ServedModel) -> object:
+    """Return the page, of OpenAPI 3.1, of the version that is served."""
+    limits, name = settings.limits, settings.name
+    v1, v2 = f"/v1/models/{name}", f"/v2/models/{name}"
+    paths = {
+        f"{v1}:predict": _post(
+            "Answer samples, as TensorFlow Serving does",
+            _predict_body(model, limits),
+            _predict_answer(model),
+        ),
+        v1: _get("Tell the state of the version that is served"),
+        f"{v1}/metadata": _get("Tell what is asked with and answered, and the tables"),
+        f"{v2}/infer": _post(
+            "Answer samples, by the Open Inference Protocol",
+            _object({"inputs": _infer_inputs(model)}, {"id": {"type": "string"}}),
+            _object({"model_name": {}, "model_version": {}, "outputs": {"type": "array"}}),
+        ),
+        v2: _get("Tell what is asked with and answered, by the Open Inference Protocol"),
+        f"{v2}/ready": _get("Tell whether the model answers"),
+        "/v2": _get("Tell what the server is"),
+        "/v2/health/live": _get("Tell whether the server runs"),
+        "/v2/health/ready": _get("Tell whether the server answers"),
+        "/healthz": _get("Tell whether the server runs"),
+        "/readyz": _get("Tell whether the server answers"),
+        "/sample": _get("Tell a request of a few samples, and its answers"),
+    }
+    components: _Schema = {"schemas": {"Error": _object({"error": {"type": "string"}})}}
+    page: _Schema = {
+        "openapi": "3.1.0",
+        "info": {
+            "title": f"{name}, version {model.version}",
+            "version": importlib.metadata.version("hotbed"),
+            "description": "A model that Hotbed has trained.",
+        },
+        "paths": paths,
+        "components": components,
+    }
+    if settings.tokens:
+        components["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
+        page["security"] = [{"token": []}]
+    return page
+
+
+def _predict_body(model: ServedModel, limits: Limits) -> _Schema:
+    samples = {"type": "array", "minItems": 1, "maxItems": limits.samples}
+    of_each = {name: each.schema() for name, each in model.inputs.items()}
+    columns = {name: {**samples, "items": schema} for name, schema in of_each.items()}
+    only = next(iter(of_each.values())) if len(of_each) == 1 else None
+    row = _object(of_each)
+    instances = {**samples, "items": row if only is None else {"anyOf": [row, only]}}
+    inputs = _object(columns)
+    if only is not None:
+        inputs = {"anyOf": [inputs, {**samples, "items": only}]}
+    name = {"signature_name": {"const": "serving_default"}}
+    return {"oneOf": [_object({"instances": instances}, name), _object({"inputs": inputs}, name)]}
+
+
+def _predict_answer(model: ServedModel) -> _Schema:
+    of_each = {each["name"]: _schema_of_output(each) for each in model.about["outputs"]}
+    only = next(iter(of_each.values())) if len(of_each) == 1 else None
+    columns: _Schema = _object({name: _array(schema) for name, schema in of_each.items()})
+    predictions = _array(_object(of_each) if only is None else only)
+    outputs = columns if only is None else _array(only)
+    return {"oneOf": [_object({"predictions": predictions}), _object({"outputs": outputs})]}
+
+
+def _infer_inputs(model: ServedModel) -> _Schema:
+    sizes = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
+    tensors = [
+        _object(
+            {
+                "name": {"const": name},
+                "shape": sizes,
+                "datatype": {"enum": datatypes_of(each)},
+                "data": {"type": "array"},
+            }
+        )
+        for name, each in model.inputs.items()
+    ]
+    return {"type": "array", "minItems": len(tensors), "items": {"anyOf": tensors}}
+
+
+def _schema_of_output(about: OutputEntry) -> _Schema:
+    whole = about["dtype"].startswith(("int", "uint"))
+    schema: _Schema = {"type": "integer" if whole else "number"}
+    if about["dtype"].startswith("float"):
+        schema = {"type": ["number", "null"]}
+    elif about["dtype"] == "bool":
+        schema = {"type": "boolean"}
+    for _ in about["shape"]:
+        schema = _array(schema)
+    return schema
+
+
+def _array(items: _Schema) -> _Schema:
+    return {"type": "array", "items": items}
+
+
+def _object(required: Mapping[str, object], more: Mapping[str, object] | None = None) -> _Schema:
+    return {
+        "type": "object",
+        "properties": {**required, **(more or {})},
+        "required": [*required],
+        "additionalProperties": False,
+    }
+
+
+def _post(summary: str, body: _Schema, answer: _Schema) -> _Schema:
+    taken = {"required": True, "content": {"application/json": {"schema": body}}}
+    return {"post": {"summary": summary, "requestBody": taken, "responses": _responses(answer)}}
+
+
+def _get(summary: str) -> _Schema:
+    return {"get": {"summary": summary, "responses": _responses({"type": "object"})}}
+
+
+def _responses(answer: _Schema) -> _Schema:
+    found = {"200": _response("The answer", answer)}
+    return {**found, **{status: _response(told, ERROR) for status, told in REFUSED.items()}}
+
+
+def _response(told: str, schema: Mapping[str, object]) -> _Schema:
+    return {"description": told, "content": {"application/json": {"schema": schema}}}

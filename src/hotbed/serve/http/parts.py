@@ -1,0 +1,272 @@
+"""Inputs of a request as arrays: what JSON and tensors say, checked by the bundle's signature."""
+
+from __future__ import annotations
+
+import abc
+import itertools
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from numpy.typing import NDArray
+
+from hotbed.files import Json
+from hotbed.serve.bundle import Bundle, InputEntry, LookupEntry
+from hotbed.serve.http.errors import RequestError, wrong
+from hotbed.serve.http.limits import Limits
+
+__all__ = ["Input", "Part", "inputs_of_bundle"]
+
+Flat = list[Json]
+_WIDE: dict[str, npt.DTypeLike] = {"f": np.float64, "i": np.int64, "u": np.int64}
+"""Types in which numbers are checked, by the kinds of those that are taken."""
+
+
+class Part(NamedTuple):
+    """One input of some samples."""
+
+    values: NDArray[np.generic]
+    """(B, ...); of bags (n,)."""
+    offsets: NDArray[np.int64] | None = None
+    """Of bags: (B + 1,) where they begin and end."""
+
+    @property
+    def samples(self) -> int:
+        """Return how many there are."""
+        return len(self.values) if self.offsets is None else len(self.offsets) - 1
+
+
+class Input(abc.ABC):
+    """What is asked with by one name."""
+
+    def __init__(self, about: InputEntry, ids: _Ids | None, limits: Limits) -> None:
+        self.name, self.about, self.limits = about["name"], about, limits
+        self._ids = ids
+
+    @property
+    def is_ids(self) -> bool:
+        """Return whether values are ids of tables."""
+        return self._ids is not None
+
+    @abc.abstractmethod
+    def of_lists(self, values: Sequence[Json]) -> Part:
+        """Return values, one of each sample, as JSON has them.
+
+        Raises:
+            RequestError: they are not as the signature says.
+        """
+
+    @abc.abstractmethod
+    def of_tensor(self, shape: Sequence[int], flat: Flat, lengths: Flat | None) -> Part:
+        """Return the values of a tensor. `lengths`: of bags, if they are given.
+
+        Raises:
+            RequestError: they are not as the signature says.
+        """
+
+    @abc.abstractmethod
+    def joined(self, parts: Sequence[Part]) -> Part:
+        """Return the samples of all parts."""
+
+    @abc.abstractmethod
+    def schema(self) -> dict[str, object]:
+        """Return the JSON Schema of the values of a sample."""
+
+    @abc.abstractmethod
+    def bags(self, part: Part) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return the ids of a part, (n,), and (B + 1,) where each sample's begin and end."""
+
+    def leaf(self) -> dict[str, object]:
+        """Return the JSON Schema of a number or an id."""
+        if self._ids is not None:
+            return {"type": "integer", **self._ids.range()}
+        kind = np.dtype(self.about["dtype"]).kind
+        if kind == "f":
+            most = float(np.finfo(self.about["dtype"]).max)
+            return {"type": "number", "minimum": -most, "maximum": most}
+        if kind == "b":
+            return {"type": "boolean"}
+        about = np.iinfo(self.about["dtype"])
+        return {"type": "integer", "minimum": int(about.min), "maximum": int(about.max)}
+
+    def checked(self, flat: Flat) -> NDArray[np.generic]:
+        """Return (n,) numbers or ids.
+
+        Raises:
+            RequestError: something else is among them, or they are out of range.
+        """
+        kinds = set(map(type, flat))
+        if self._ids is None:
+            return self._numbers(flat, kinds)
+        if not kinds <= {int}:
+            raise wrong(self.name, f"ids are integers, not {_told(flat, (int,))}.")
+        try:
+            values = np.array(flat, np.int64)
+        except OverflowError:
+            raise wrong(self.name, "an id is no 64-bit integer.") from None
+        self._ids.check(self.name, values)
+        return self._cast(values)
+
+    def _numbers(self, flat: Flat, kinds: set[type]) -> NDArray[np.generic]:
+        dtype = np.dtype(self.about["dtype"])
+        taken = {"f": (int, float), "b": (bool,)}.get(dtype.kind, (int,))
+        if not kinds <= {*taken}:
+            what = "numbers" if dtype.kind == "f" else dtype.name
+            raise wrong(self.name, f"takes {what}, not {_told(flat, taken)}.")
+        try:
+            values = np.array(flat, _WIDE.get(dtype.kind, dtype))
+        except OverflowError:
+            raise wrong(self.name, f"a number is out of the range of {dtype.name}.") from None
+        return self._cast(values)
+
+    def _cast(self, values: NDArray[np.generic]) -> NDArray[np.generic]:
+        dtype = np.dtype(self.about["dtype"])
+        with np.errstate(over="ignore"):
+            cast = values.astype(dtype, copy=False)
+        same = np.isfinite(cast).all() if dtype.kind == "f" else (cast == values).all()
+        if not same:
+            raise wrong(self.name, f"a number is out of the range of {dtype.name}.")
+        return cast
+
+
+class _Ids:
+    """Which ids may be asked with."""
+
+    def __init__(self, lookups: Sequence[LookupEntry], bundle: Bundle) -> None:
+        tables = [(each, bundle["tables"][each["table"]]) for each in lookups]
+        self._rows = min((about["rows"] for _, about in tables if about["static"]), default=None)
+        paddings = {each["padding_idx"] for each, about in tables if about["static"]}
+        self._padding = paddings.pop() if len(paddings) == 1 else None
+
+    def range(self) -> dict[str, object]:
+        """Return bounds, as JSON Schema has them; a padding id may lie beyond."""
+        if self._rows is None:
+            about = np.iinfo(np.int64)
+            return {"minimum": int(about.min), "maximum": int(about.max)}
+        least = 0 if self._padding is None else min(0, self._padding)
+        return {"minimum": least, "maximum": max(self._rows - 1, self._padding or 0)}
+
+    def check(self, name: str, ids: NDArray[np.int64]) -> None:
+        """Raise RequestError if one is out of range."""
+        if self._rows is None or not len(ids):
+            return
+        if self._padding is not None:
+            ids = ids[ids != self._padding]
+        if len(ids) and not (0 <= ids.min() and ids.max() < self._rows):
+            bad = int(ids[(ids < 0) | (ids >= self._rows)][0])
+            raise wrong(name, f"id {bad} is out of range: there are {self._rows} rows, from 0.")
+
+
+class Fixed(Input):
+    """As many values of each sample, in a shape that is fixed."""
+
+    def of_lists(self, values: Sequence[Json]) -> Part:
+        flat = [*values]
+        for size in self.about["shape"]:
+            for each in flat:
+                if type(each) is not list or len(each) != size:
+                    raise wrong(self.name, f"takes lists of {size} values, not {_short(each)}.")
+            flat = [*itertools.chain.from_iterable(flat)]  # type: ignore[arg-type]
+        return Part(self.checked(flat).reshape(len(values), *self.about["shape"]))
+
+    def of_tensor(self, shape: Sequence[int], flat: Flat, lengths: Flat | None) -> Part:
+        wanted = self.about["shape"]
+        if lengths is not None:
+            raise wrong(self.name, "takes no lengths: its shape is fixed.")
+        if [*shape[1:]] != wanted and not (not wanted and [*shape[1:]] == [1]):
+            raise wrong(self.name, f"takes the shape [samples, {_shape(wanted)}], not {[*shape]}.")
+        return Part(self.checked(flat).reshape(shape[0], *wanted))
+
+    def schema(self) -> dict[str, object]:
+        found = self.leaf()
+        for size in reversed(self.about["shape"]):
+            found = {"type": "array", "items": found, "minItems": size, "maxItems": size}
+        return found
+
+    def joined(self, parts: Sequence[Part]) -> Part:
+        return Part(np.concatenate([part.values for part in parts]))
+
+    def bags(self, part: Part) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        values = part.values.astype(np.int64, copy=False)
+        size = int(np.prod(self.about["shape"], dtype=np.int64))
+        return values.reshape(-1), np.arange(len(values) + 1) * size
+
+
+class Bags(Input):
+    """Any number of ids of each sample."""
+
+    def of_lists(self, values: Sequence[Json]) -> Part:
+        kinds = set(map(type, values))
+        if kinds == {int}:  # an id of each
+            return Part(self.checked([*values]), np.arange(len(values) + 1))
+        for each in values:
+            if type(each) is not list:
+                raise wrong(self.name, f"takes lists of ids, not {_short(each)}.")
+        lengths = [*map(len, values)]  # type: ignore[arg-type]
+        flat = [*itertools.chain.from_iterable(values)]  # type: ignore[arg-type]
+        return self._of_lengths(flat, np.array(lengths, np.int64))
+
+    def of_tensor(self, shape: Sequence[int], flat: Flat, lengths: Flat | None) -> Part:
+        if lengths is not None:
+            try:
+                each = np.array([n for n in lengths if type(n) is int and n >= 0], np.int64)
+            except OverflowError:
+                each = np.empty(0, np.int64)
+            if len(each) != len(lengths):
+                raise wrong(self.name, "lengths are counts of ids.")
+            if len(shape) != 1 or int(each.sum()) != len(flat):
+                raise wrong(self.name, f"has {len(flat)} ids, and lengths of {int(each.sum())}.")
+            return self._of_lengths(flat, each)
+        if len(shape) > 2:
+            raise wrong(self.name, f"takes the shape [samples, ids], not {[*shape]}.")
+        size = shape[1] if len(shape) == 2 else 1
+        return self._of_lengths(flat, np.full(shape[0], size, np.int64))
+
+    def _of_lengths(self, flat: Flat, lengths: NDArray[np.int64]) -> Part:
+        longest = int(lengths.max(initial=0))
+        if longest > self.limits.ids:
+            raise RequestError(
+                413, f"{self.name}: a sample has {longest} ids, and may have {self.limits.ids}."
+            )
+        offsets = np.zeros(len(lengths) + 1, np.int64)
+        np.cumsum(lengths, out=offsets[1:])
+        return Part(self.checked(flat), offsets)
+
+    def schema(self) -> dict[str, object]:
+        return {"type": "array", "items": self.leaf(), "maxItems": self.limits.ids}
+
+    def joined(self, parts: Sequence[Part]) -> Part:
+        lengths = [np.diff(part.offsets) for part in parts if part.offsets is not None]
+        offsets = np.zeros(sum(map(len, lengths)) + 1, np.int64)
+        np.cumsum(np.concatenate(lengths), out=offsets[1:])
+        return Part(np.concatenate([part.values for part in parts]), offsets)
+
+    def bags(self, part: Part) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        assert part.offsets is not None
+        return part.values.astype(np.int64, copy=False), part.offsets
+
+
+def inputs_of_bundle(bundle: Bundle, limits: Limits) -> dict[str, Input]:
+    """Return what is asked with, by name."""
+    found: dict[str, Input] = {}
+    for about in bundle["inputs"]:
+        lookups = [each for each in bundle["lookups"] if each["input"] == about["name"]]
+        ids = _Ids(lookups, bundle) if about["kind"] == "ids" else None
+        kind = Bags if about["shape"] == [-1] else Fixed
+        found[about["name"]] = kind(about, ids, limits)
+    return found
+
+
+def _told(flat: Flat, taken: tuple[type, ...]) -> str:
+    """Return the first value that is of another type, as it is told."""
+    return _short(next(each for each in flat if type(each) not in taken))
+
+
+def _short(value: Json) -> str:
+    text = repr(value)
+    return text if len(text) <= 40 else text[:37] + "..."
+
+
+def _shape(wanted: Sequence[int]) -> str:
+    return ", ".join(map(str, wanted)) or "1"

@@ -1,0 +1,85 @@
+"""Versions as they are listed and chosen: ``/v2/repository``, as Triton has it."""
+
+from __future__ import annotations
+
+import asyncio
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from hotbed.serve.bundle import BundleError
+from hotbed.serve.http.bodies import json_of
+from hotbed.serve.http.errors import RequestError, wrong
+from hotbed.serve.http.paths import json_response
+from hotbed.serve.http.server import Server
+from hotbed.serve.versions import pin, pinned, unpin, versions_of
+
+__all__ = ["routes_of"]
+
+
+def routes_of(server: Server) -> list[Route]:
+    """Return the paths of a server's versions."""
+    paths = _Paths(server)
+    model = "/v2/repository/models/{name}"
+    return [
+        Route("/v2/repository/index", paths.index, methods=["POST"]),
+        Route(f"{model}/load", paths.load, methods=["POST"]),
+        Route(f"{model}/unload", paths.unload, methods=["POST"]),
+    ]
+
+
+class _Paths:
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._bundle = server.settings.bundle
+
+    async def index(self, request: Request) -> Response:
+        """Return all versions that are there, the newest last."""
+        there = await asyncio.to_thread(versions_of, self._bundle)
+        fixed = await asyncio.to_thread(pinned, self._bundle)
+        served = self._server.model.version
+        return json_response(
+            [
+                {
+                    "name": self._server.settings.name,
+                    "version": each.model_version,
+                    "state": "READY" if each.model_version == served else "UNAVAILABLE",
+                    "reason": "" if each.model_version != fixed else "It was asked for.",
+                }
+                for each in there
+            ]
+        )
+
+    async def load(self, request: Request) -> Response:
+        """Serve a version from now on, or, where none is named, the newest and those that come."""
+        self._check_name(request)
+        body = await json_of(request, self._server.limits, empty={})
+        parameters = body.get("parameters", {}) if isinstance(body, dict) else None
+        if not isinstance(parameters, dict) or parameters.keys() - {"version"}:
+            raise wrong("parameters", "is an object, with a version or nothing.")
+        version = parameters.get("version")
+        try:
+            if version is None:
+                await asyncio.to_thread(unpin, self._bundle)
+            elif isinstance(version, str):
+                await asyncio.to_thread(pin, self._bundle, version)
+            else:
+                raise wrong("version", "is a string.")
+            await self._server.refresh()
+        except BundleError as error:
+            raise RequestError(400, str(error)) from None
+        except OSError as error:
+            raise RequestError(500, f"The version cannot be chosen: {error.strerror}.") from None
+        return json_response({"version": self._server.model.version})
+
+    async def unload(self, request: Request) -> Response:
+        """Refuse: a server has one model."""
+        self._check_name(request)
+        raise RequestError(400, "The server has one model. End it, or load another version.")
+
+    def _check_name(self, request: Request) -> None:
+        if request.path_params["name"] != self._server.settings.name:
+            raise RequestError(
+                404, f"There is no model of this name; {self._server.settings.name} is here."
+            )

@@ -1,0 +1,122 @@
+"""A server as processes of this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import shutil
+import signal
+import socket
+import tempfile
+import threading
+from collections.abc import Callable
+from types import FrameType
+
+import uvicorn
+from uvicorn.supervisors import Multiprocess
+
+from hotbed.errors import InputError
+from hotbed.serve.http.app import from_environment
+from hotbed.serve.http.connections import Impatient
+from hotbed.serve.http.followed import following
+from hotbed.serve.http.server import Server
+from hotbed.serve.http.settings import ServeSettings
+
+__all__ = ["address_of", "serve"]
+
+PROTOCOL = f"{Impatient.__module__}:{Impatient.__qualname__}"
+FACTORY = f"{from_environment.__module__}:{from_environment.__qualname__}"
+BACKLOG = 2048
+"""Connections that may wait to be taken."""
+
+
+def address_of(bind: str) -> tuple[str, int]:
+    """Return the address and the port of ``ADDRESS:PORT``.
+
+    Raises:
+        InputError: it is none.
+    """
+    host, _, port = bind.rpartition(":")
+    if not host or not (port.isascii() and port.isdecimal() and int(port) < 1 << 16):
+        raise InputError(f"{bind!r} is no ADDRESS:PORT. Pass one such as 127.0.0.1:8501.")
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+def serve(
+    settings: ServeSettings,
+    host: str,
+    port: int,
+    began: Callable[[str], None] = lambda address: None,
+) -> None:
+    """Serve a bundle until a signal ends it: requests that are being answered end first.
+
+    Args:
+        port: 0: one that is free.
+        began: is called with the address when connections are taken.
+
+    Raises:
+        BundleError, OSError: the bundle cannot be read, or the address not bound.
+        CheckpointError: `settings.follow` is no folder of checkpoints.
+    """
+    Server(settings)
+    _raise_descriptors()
+    limits = settings.limits
+    with contextlib.ExitStack() as stack:
+        if settings.workers > 1:
+            folder = tempfile.mkdtemp(prefix="hotbed-metrics-")
+            stack.callback(shutil.rmtree, folder, ignore_errors=True)
+            os.environ["PROMETHEUS_MULTIPROC_DIR"] = folder
+        stack.enter_context(settings.in_environment())
+        _end_in_order(stack)
+        if settings.follow is not None:
+            stack.enter_context(following(settings.bundle, settings.follow))
+        listening = stack.enter_context(_listening(host, port))
+        scheme = "http" if settings.certificate is None else "https"
+        bound, at = listening.getsockname()[:2]
+        began(f"{scheme}://{f'[{bound}]' if ':' in bound else bound}:{at}")
+        config = uvicorn.Config(
+            FACTORY,
+            factory=True,
+            fd=listening.fileno(),
+            workers=settings.workers,
+            http=PROTOCOL,
+            ws="none",
+            access_log=False,
+            log_level="warning",
+            server_header=False,
+            timeout_graceful_shutdown=round(2 * limits.seconds),
+            ssl_certfile=settings.certificate,
+            ssl_keyfile=settings.key,
+        )
+        if settings.workers > 1:
+            Multiprocess(config, sockets=[listening]).run()
+        else:
+            uvicorn.Server(config).run(sockets=[listening])
+
+
+def _end_in_order(stack: contextlib.ExitStack) -> None:
+    """Let signals that end the server end the process with 0, behind what `stack` has left to do."""
+    if threading.current_thread() is not threading.main_thread():
+        return
+    for each in (signal.SIGTERM, signal.SIGINT):
+        stack.callback(signal.signal, each, signal.signal(each, _exit))
+
+
+def _exit(number: int, frame: FrameType | None) -> None:
+    raise SystemExit(0)
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    """Return a socket that takes connections, which workers inherit."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    taken = socket.create_server((host, port), family=family, backlog=BACKLOG)
+    taken.set_inheritable(True)
+    return taken
+
+
+def _raise_descriptors() -> None:
+    """Let this process have as many files and connections open as it may."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

@@ -1,0 +1,77 @@
+"""What all requests of a worker share: the version that is served, and what answers them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+
+from hotbed.serve.bundle import BundleError
+from hotbed.serve.http.batching import Batcher
+from hotbed.serve.http.metrics import Metrics
+from hotbed.serve.http.model import Answers, ServedModel
+from hotbed.serve.http.parts import Part
+from hotbed.serve.http.settings import ServeSettings
+from hotbed.serve.versions import Version, current
+
+__all__ = ["Server"]
+
+EVERY = 0.25
+"""Seconds between two looks for another version."""
+_log = logging.getLogger("uvicorn.error")
+
+
+class Server:
+    """A worker's: the version that is served, and what answers requests.
+
+    Requests are answered by the version that was served when they came, of which they hold the rows.
+
+    Raises:
+        BundleError, OSError: the bundle cannot be read, or answers its sample otherwise than it says.
+    """
+
+    def __init__(self, settings: ServeSettings) -> None:
+        self.settings, self.limits = settings, settings.limits
+        self.metrics = Metrics()
+        self.batcher = Batcher(settings.limits, self.metrics)
+        self.tokens = [token.encode("latin-1") for token in settings.tokens]
+        self.model = self._opened(current(settings.bundle))
+        self._told = ""
+        self._turning = asyncio.Lock()
+
+    def _opened(self, version: Version) -> ServedModel:
+        settings = self.settings
+        model = ServedModel(settings.bundle, version, settings.limits, settings.threads)
+        self.metrics.versions.inc()
+        return model
+
+    async def answers(self, model: ServedModel, parts: Mapping[str, Part], samples: int) -> Answers:
+        """Return the outputs of some samples; see `Batcher.answers`."""
+        found = await asyncio.wait_for(
+            self.batcher.answers(model, parts, samples), 2 * self.limits.seconds
+        )
+        self.metrics.samples.inc(samples)
+        return found
+
+    async def watch(self) -> None:
+        """Serve the version that is to be served, from when it is there, until cancelled."""
+        while True:
+            await asyncio.sleep(EVERY)
+            try:
+                await self.refresh()
+            except (BundleError, OSError) as error:
+                if str(error) != self._told:
+                    self._told = str(error)
+                    _log.error("%s Version %s is served on.", error, self.model.version)
+
+    async def refresh(self) -> None:
+        """Serve the version that is to be served now.
+
+        Raises:
+            BundleError, OSError: it cannot be read; the one before is served on.
+        """
+        async with self._turning:
+            wanted = await asyncio.to_thread(current, self.settings.bundle)
+            if wanted != self.model.at:
+                self.model = await asyncio.to_thread(self._opened, wanted)
+                self._told = ""

@@ -1,0 +1,141 @@
+"""Requests that are answered at once: each gets its own answer, and too many are told to come again."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hotbed.serve.http.batching import Batcher
+from hotbed.serve.http.errors import RequestError
+from hotbed.serve.http.limits import Limits
+from hotbed.serve.http.metrics import Metrics
+from hotbed.serve.http.parts import Input, Part, inputs_of_bundle
+
+METRICS = Metrics()
+
+
+class Doubling:
+    """Stands for a served model: answers twice what it is asked with, when it may."""
+
+    def __init__(self) -> None:
+        about: Any = {
+            "name": "x",
+            "kind": "numbers",
+            "dtype": "float32",
+            "shape": [],
+            "dense": True,
+        }
+        bundle: Any = {"inputs": [about], "lookups": [], "tables": {}}
+        self.inputs: dict[str, Input] = inputs_of_bundle(bundle, Limits())
+        self.may = threading.Event()
+        self.may.set()
+        self.batches: list[list[float]] = []
+
+    def answers(self, asked: Mapping[str, Part]) -> dict[str, np.ndarray]:
+        assert self.may.wait(30)
+        values = asked["x"].values
+        self.batches.append(values.tolist())
+        if 13 in values:
+            raise ValueError("13")
+        return {"y": 2 * values}
+
+
+def part(*values: float) -> dict[str, Part]:
+    return {"x": Part(np.array(values, np.float32))}
+
+
+async def ask(batcher: Batcher, model: Doubling, *values: float) -> list[float]:
+    answers = await batcher.answers(model, part(*values), len(values))
+    return [float(each) for each in answers["y"]]
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    st.lists(st.lists(st.integers(20, 99), min_size=1, max_size=5), min_size=1, max_size=30),
+    st.integers(1, 12),
+)
+def test_each_request_has_its_own_answer(requests: list[list[int]], most: int) -> None:
+    models = [Doubling(), Doubling()]
+
+    async def run() -> list[list[float]]:
+        batcher = Batcher(Limits(batch=most), METRICS)
+        asked = [ask(batcher, models[n % 7 == 3], *each) for n, each in enumerate(requests)]
+        return await asyncio.gather(*asked)
+
+    assert asyncio.run(run()) == [[2 * each for each in values] for values in requests]
+    for model in models:
+        for batch in model.batches:
+            assert len(batch) <= max(most, 5)
+
+
+def test_those_that_come_meanwhile_are_answered_at_once() -> None:
+    async def run() -> None:
+        model, batcher = Doubling(), Batcher(Limits(), METRICS)
+        model.may.clear()
+        tasks = [asyncio.create_task(ask(batcher, model, n)) for n in range(9)]
+        await asyncio.sleep(0.05)
+        tasks += [asyncio.create_task(ask(batcher, model, n)) for n in range(20, 25)]
+        await asyncio.sleep(0)
+        tasks[10].cancel()
+        model.may.set()
+        done = await asyncio.gather(*tasks, return_exceptions=True)
+        assert isinstance(done.pop(10), asyncio.CancelledError)
+        assert done == [[2.0 * n] for n in (*range(9), 20, 22, 23, 24)]
+        assert sorted(sum(model.batches, [])) == [*range(9), 20, 22, 23, 24]
+        assert len(model.batches) <= 3
+
+    asyncio.run(run())
+
+
+def test_an_error_reaches_those_that_were_answered_with_it() -> None:
+    async def run() -> None:
+        model, batcher = Doubling(), Batcher(Limits(batch=1), METRICS)
+        tasks = [asyncio.create_task(ask(batcher, model, n)) for n in (12, 13, 14)]
+        done = await asyncio.gather(*tasks, return_exceptions=True)
+        assert done[0] == [24.0] and isinstance(done[1], ValueError) and done[2] == [28.0]
+        assert await ask(batcher, model, 1) == [2.0]
+
+    asyncio.run(run())
+
+
+def test_more_than_can_be_done_in_time_is_refused() -> None:
+    async def run() -> None:
+        limits = Limits(waiting=0.15, batch=1, seconds=5.0)
+        model, batcher = Doubling(), Batcher(limits, METRICS)
+        model.may.clear()
+        first = asyncio.create_task(ask(batcher, model, 1))  # takes a tenth of a second
+        await asyncio.sleep(0.1)
+        model.may.set()
+        await first
+        model.may.clear()
+        running = [asyncio.create_task(ask(batcher, model, n)) for n in (2, 3)]
+        await asyncio.sleep(0)
+        with pytest.raises(RequestError, match="Come again") as refused:
+            await ask(batcher, model, 4)
+        assert refused.value.status == 503 and refused.value.retry_after == 1
+        model.may.set()
+        assert await asyncio.gather(*running) == [[4.0], [6.0]]
+
+    asyncio.run(run())
+
+
+def test_one_that_has_waited_too_long_is_refused_without_being_asked() -> None:
+    async def run() -> None:
+        model, batcher = Doubling(), Batcher(Limits(batch=1, seconds=0.05, waiting=60), METRICS)
+        model.may.clear()
+        tasks = [asyncio.create_task(ask(batcher, model, n)) for n in (1, 2)]
+        await asyncio.sleep(0.2)
+        model.may.set()
+        done = await asyncio.gather(*tasks, return_exceptions=True)
+        assert done[0] == [2.0] and isinstance(done[1], RequestError)
+        assert model.batches == [[1.0]]
+        assert await ask(batcher, model, 5) == [10.0]
+
+    asyncio.run(run())
