@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +17,8 @@ from serve.followed_runs import Run, check_rows_and_weights, rows_in, served_fro
 
 from hotbed import _core
 from hotbed.serve import BundleError
-from hotbed.serve.bundle import TableEntry
+from hotbed.serve.bundle import FileEntry, TableEntry
+from hotbed.serve.exporting import files_in
 from hotbed.serve.following import Follower
 from hotbed.serve.layer_merges import LayerMerges
 from hotbed.serve.layers import NewLayer, StoredRows, merge_layers
@@ -104,7 +106,7 @@ def test_a_pin_that_cannot_be_read(tmp_path: Path) -> None:
         assert current(bundle).model_version == made[0]
 
 
-@pytest.mark.parametrize("what", ["manifest", "size", "missing", "dense", "name"])
+@pytest.mark.parametrize("what", ["manifest", "size", "missing", "dense", "short", "name"])
 def test_a_damaged_version_is_refused_and_made_again(tmp_path: Path, what: str) -> None:
     run = Run(tmp_path)
     run.save()
@@ -124,6 +126,8 @@ def test_a_damaged_version_is_refused_and_made_again(tmp_path: Path, what: str) 
             rows.unlink()
         case "dense":
             (folder / "dense.onnx").unlink()
+        case "short":
+            os.truncate(folder / "dense.onnx", 99)
         case "name":
             os.rename(folder, folder.parent / "00000003.another")
             version = current(bundle)
@@ -145,6 +149,29 @@ def test_a_bundle_replaced_while_it_is_opened(tmp_path: Path) -> None:
     run.export()
     with pytest.raises(BundleError, match="was replaced while it was opened"):
         open_layers(bundle, version)
+
+
+def test_a_bundle_replaced_while_a_version_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Run(tmp_path)
+    run.save()
+    bundle = run.export()
+    other = run.export("other")
+
+    def replacing(*given: Any) -> list[FileEntry]:
+        os.replace(other / "bundle.json", bundle / "bundle.json")
+        return files_in(*given)
+
+    with Follower(bundle, run.root) as follower:
+        run.train()
+        run.save(delta=True)
+        with monkeypatch.context() as patch:
+            patch.setattr("hotbed.serve.new_version.files_in", replacing)
+            with pytest.raises(BundleError, match="replaced meanwhile"):
+                follower.poll()
+        assert [each.number for each in versions_of(bundle)] == [0]
+        assert follower.poll() is not None
 
 
 def test_files_are_those_of_the_manifest(tmp_path: Path) -> None:
