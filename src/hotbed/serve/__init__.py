@@ -1,6 +1,20 @@
-"""Models that answer requests, from bundles that need neither torch nor Hotbed; see docs/serving.md."""
+"""Models that answer requests, from bundles that need neither torch nor Hotbed; see docs/serving.md and
+docs/following.md."""
 
 from hotbed.serve.bundle import BundleError, ExportError
 from hotbed.serve.exporting import export
+from hotbed.serve.following import Applied, Follower, follow
+from hotbed.serve.versions import Version, pin, unpin, versions_of
 
-__all__ = ["BundleError", "ExportError", "export"]
+__all__ = [
+    "Applied",
+    "BundleError",
+    "ExportError",
+    "Follower",
+    "Version",
+    "export",
+    "follow",
+    "pin",
+    "unpin",
+    "versions_of",
+]
