@@ -15,7 +15,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 import hotbed as hb
-from hotbed.modules.owner import tables_of
+from hotbed.checkpoint.files import write_json_sealed
+from hotbed.modules.owner import tables_left_out, tables_of
+from hotbed.serve.following import Applied, Follower
 from hotbed.serve.reading import BundleTable, MappedRows, vectors_of
 from hotbed.serve.row_formats import ROW_FORMATS
 from hotbed.serve.table_files import write_table
@@ -29,9 +31,11 @@ OF_TABLE = {"vectors.item": np.arange(ITEMS), "vectors.user": np.arange(-1, USER
 class Model(nn.Module):
     """A static and a dynamic table, and layers with parameters and buffers, some of them equal at first."""
 
-    def __init__(self, place: str = "memory", folder: Path = Path(), width: int = 3) -> None:
+    def __init__(
+        self, place: str = "memory", folder: Path = Path(), width: int = 3, **about: Any
+    ) -> None:
         super().__init__()
-        tables = [hb.Table("item", 4, ITEMS), hb.Table("user", 3, padding_idx=-1)]
+        tables = [hb.Table("item", 4, ITEMS, **about), hb.Table("user", 3, padding_idx=-1, **about)]
         self.vectors = hb.EmbeddingCollection(tables, seed=0, storage=storage_of(place, folder))
         self.middle = nn.Sequential(nn.BatchNorm1d(7), nn.LayerNorm(7), nn.Linear(7, width))
         self.top = nn.Linear(width, 1)
@@ -39,7 +43,7 @@ class Model(nn.Module):
 
     def forward(self, batch: dict[str, Tensor]) -> Tensor:
         found = self.vectors({name: batch[name] for name in ("item", "user")})
-        inside = self.middle(torch.cat([*found.values()], 1)).relu()
+        inside = self.middle(torch.cat([*found.values()], 1).float()).relu()
         answer: Tensor = self.top(inside).squeeze(1) * self.scale.exp()
         return answer
 
@@ -56,6 +60,7 @@ class Run:
     Args:
         folder: of all that belongs to it.
         root: where checkpoints are saved.
+        about: of the tables.
     """
 
     def __init__(
@@ -65,11 +70,13 @@ class Run:
         place: str = "memory",
         root: str = "",
         rule: str = "Adam",
+        about: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> None:
         torch.manual_seed(3)
         self.folder, self.root = folder, root or str(folder / "run")
-        self.model = Model(place, folder)
+        self.about = about or {}
+        self.model = Model(place, folder, **self.about)
         self.optimizer = getattr(hb.optim, rule)(self.model.parameters(), lr=0.05, **options)
         self.step = 0
         self.train()
@@ -99,7 +106,7 @@ class Run:
         )
 
     def loaded(self, checkpoint: str = "") -> Model:
-        model = Model()
+        model = Model(**self.about)
         hb.load(checkpoint or self.root, model)
         return model
 
@@ -139,7 +146,8 @@ def contents_of(model: Model, folder: Path, rows: str = "float32") -> Contents:
             str(folder), f"tables/{number}", table, ROW_FORMATS[rows], None, "zeros"
         )
         tables[stem] = BundleTable([MappedRows(str(folder), entry)])
-    weights = {name: each.numpy().tobytes() for name, each in model.state_dict().items()}
+    with tables_left_out():
+        weights = {name: each.numpy().tobytes() for name, each in model.state_dict().items()}
     return Contents(rows_in(tables), weights)
 
 
@@ -159,6 +167,18 @@ def answers(served: Layers, batch: dict[str, Tensor]) -> NDArray[np.float32]:
         fed[lookup["vectors"]] = vectors_of(lookup, served.tables[lookup["table"]], *bags)
     (found,) = session.run(None, fed)
     return np.asarray(found)
+
+
+def reseal(path: Path, contents: dict[str, Any]) -> None:
+    """Write a manifest with other contents."""
+    path.unlink()
+    write_json_sealed(str(path), {k: v for k, v in contents.items() if k != "crc32c"})
+
+
+def applied(follower: Follower) -> Applied:
+    found = follower.poll()
+    assert found is not None
+    return found
 
 
 def served_from(bundle: Path) -> Layers:

@@ -140,6 +140,9 @@ class Follower:
             # One that was removed meanwhile, or may have been, is not the fault of the next.
             if isinstance(error, DamagedError | BundleError) or not is_complete(found[0]):
                 self._refused.add(found)
+            latest = self._candidate()
+            if latest is not None and order_of(latest[0]) > order_of(found[0]):
+                return self.poll()  # its bases may have been removed as another one was complete
             raise
         self._last = found
         return applied
@@ -203,7 +206,8 @@ class Follower:
 def _is_older(folder: str, served: str, run: str) -> bool:
     """Return True if a checkpoint was completed before the one that is served, in the same run: one that
     was begun anew has none that is as late."""
-    newest = max(map(order_of, filter(is_complete, folders_in(store_of(run).resolved(run)))))
+    there = filter(is_complete, folders_in(store_of(run).resolved(run)))
+    newest = max(map(order_of, there), default=(-1, -1))
     return order_of(folder) < order_of(served) <= newest
 
 
