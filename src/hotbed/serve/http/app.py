@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 from collections.abc import AsyncIterator
 
@@ -28,8 +29,13 @@ _log = logging.getLogger("uvicorn.error")
 
 
 def from_environment() -> Gate:
-    """Return the application of the settings that the environment has."""
-    return app_of(ServeSettings.from_environment())
+    """Return the application of the settings that the environment has, in a process of its own."""
+    app = app_of(ServeSettings.from_environment())
+    # A collection that looks at all that torch's modules have takes a tenth of a second, in which no
+    # request is answered.
+    gc.collect()
+    gc.freeze()
+    return app
 
 
 def app_of(settings: ServeSettings) -> Gate:
