@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import runpy
 import shutil
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from serve.followed_runs import (
     USERS,
+    B,
     Run,
     answers,
     applied,
@@ -29,9 +31,14 @@ from serve.followed_runs import (
 
 import hotbed as hb
 from hotbed.checkpoint import DamagedError
+from hotbed.serve.dense_weights import dense_of, with_weights
 from hotbed.serve.exporting import export_checkpoint
 from hotbed.serve.following import Follower
+from hotbed.serve.manifests import read_bundle
 from hotbed.serve.versions import open_layers, versions_of
+from hotbed.table.live import live_table
+
+READER = Path(__file__).resolve().parents[2] / "examples" / "serve" / "read_bundle.py"
 
 
 @pytest.mark.parametrize("rows", ["float32", "float16", "int8", "int4"])
@@ -112,6 +119,52 @@ def test_a_table_that_was_empty(tmp_path: Path) -> None:
             run.save(delta=delta)
             applied(follower)
             check_rows_and_weights(served_from(bundle), run.loaded(), tmp_path / "expected")
+
+
+def test_linked_checkpoints(tmp_path: Path) -> None:
+    run = Run(tmp_path, place="ssd")
+    run.save()
+    bundle = run.export()
+    with Follower(bundle, run.root) as follower:
+        for linked in (True, False, True):
+            run.train(2)
+            run.erase({3, run.step})
+            run.save(linked=linked, delta=not linked)
+            applied(follower)
+            check_rows_and_weights(served_from(bundle), run.loaded(), tmp_path / "expected")
+
+
+@pytest.mark.parametrize("name", [*hb.models.MODELS])
+def test_no_weight_is_part_of_a_constant(tmp_path: Path, name: str) -> None:
+    """With other weights, the dense part answers as the model does."""
+    batch = {"dense": torch.rand(B, 13), "user": torch.arange(B), "item": torch.arange(B)}
+    if name == "din":
+        item, names = hb.Table("item", 16, combiner=None, padding_idx=-1), ("item", "history")
+        features = {**dict.fromkeys(names, "item"), "user": "user"}
+        model = hb.models.DIN([item, "user"], features=features)
+        batch["history"] = torch.arange(B * 3).reshape(B, 3)
+        del batch["dense"]
+    else:
+        model = hb.models.MODELS[name](["user", "item"])
+    model(batch)
+    bundle = hb.export(model, tmp_path / "bundle", sample=batch)
+    with torch.no_grad():
+        for each in [*model.parameters(), *model.buffers()]:
+            if each.is_floating_point() and live_table(each) is None:
+                each.add_(torch.rand(each.shape))
+    about = read_bundle(str(bundle))
+    state = dense_of(model)
+    (tmp_path / "bundle" / "dense.onnx").write_bytes(
+        with_weights(str(bundle / "dense.onnx"), about["parameters"], state)
+    )
+    read = runpy.run_path(str(READER))["Bundle"](bundle)
+    with torch.no_grad():
+        expected = model.eval()(batch)
+    answered = read.predict({name: each.tolist() for name, each in batch.items()})
+    if isinstance(expected, torch.Tensor):
+        expected = {"output": expected}
+    for (_, answer), wanted in zip(answered.items(), expected.values(), strict=True):
+        np.testing.assert_allclose(answer, wanted.numpy(), atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("known", ["checkpoint", "step", "nothing"])
