@@ -28,6 +28,15 @@ class ServeOptions:
     """The folder of a run: each of its checkpoints is served as soon as it is there."""
     workers: int = 1
     """Processes that answer; they share the rows' memory."""
+    shards: int = 0
+    """Processes beside these that have the rows, each a part in its memory. Default: all have all."""
+    replicas: int = 1
+    """Processes a shard; one that dies is not missed."""
+    shards_file: Annotated[str | None, READ] = None
+    """Shards on other machines: {"shards": [["HOST:PORT", ...], ...]}, replicas by shard. Names are asked of
+    DNS again and again."""
+    rows_only: bool = False
+    """Be one of those: answer with rows, for another hotbed serve."""
     threads: int = 1
     """That compute the dense part of a batch, in each process."""
     name: str | None = None
@@ -97,6 +106,10 @@ def serve(given: dict[str, object]) -> None:
             threads=options.threads,
             follow=options.follow,
             workers=options.workers,
+            shards=options.shards,
+            replicas=options.replicas,
+            shards_file=options.shards_file,
+            rows_only=options.rows_only,
             tokens=() if token_file is None else tuple(read_tokens(token_file)),
             certificate=options.ssl_certfile,
             key=options.ssl_keyfile,

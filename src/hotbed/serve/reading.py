@@ -14,7 +14,15 @@ from hotbed.errors import IdError
 from hotbed.serve.bundle import BundleError, LookupEntry, TableEntry
 from hotbed.serve.row_formats import ROW_FORMATS
 
-__all__ = ["BundleTable", "RequestedLookup", "MappedRows", "vectors_of", "vectors_of_all"]
+__all__ = [
+    "BundleTable",
+    "FetchedTable",
+    "MappedRows",
+    "ReadTable",
+    "RequestedLookup",
+    "vectors_of",
+    "vectors_of_all",
+]
 
 COMBINERS = {name: number for number, name in enumerate(("none", "sum", "mean", "sqrtn", "max"))}
 STORED_AS = {name: number for number, name in enumerate(("float32", "float16", "int8", "int4"))}
@@ -101,8 +109,30 @@ class BundleTable:
         return _looked_up([_Lookup(self, ids, None, "none", None)])[0]
 
 
+class FetchedTable:
+    """Rows of some ids of a table, of which each has one.
+
+    Args:
+        about: the table.
+        ids: (n,), rising.
+        rows: (n, dim).
+    """
+
+    def __init__(
+        self, about: TableEntry, ids: NDArray[np.int64], rows: NDArray[np.float32]
+    ) -> None:
+        self.about = about
+        none = np.zeros(about["dim"], np.float32)
+        layer = (STORED_AS["float32"], rows, None, ids)
+        self.core = _core.ServedTable([layer], none, None)
+
+
+ReadTable = BundleTable | FetchedTable
+"""What rows are looked up in."""
+
+
 class _Lookup(NamedTuple):
-    table: BundleTable
+    table: ReadTable
     ids: NDArray[np.int64]
     offsets: NDArray[np.int64] | None
     combiner: str
@@ -133,7 +163,7 @@ class RequestedLookup(NamedTuple):
     """Ids of a request that are looked up."""
 
     lookup: LookupEntry
-    table: BundleTable
+    table: ReadTable
     ids: NDArray[np.int64]
     """Of any shape without combiner, each has a vector; else (n,), of all bags."""
     offsets: NDArray[np.int64] | None

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from hotbed.serve.bundle import SAMPLE, BundleError
 from hotbed.serve.http.limits import Limits
 from hotbed.serve.http.parts import Part, inputs_of_bundle
-from hotbed.serve.reading import RequestedLookup, vectors_of_all
+from hotbed.serve.reading import ReadTable, RequestedLookup, vectors_of_all
 from hotbed.serve.sessions import session_of
 from hotbed.serve.versions import Version, fault_of_sizes, open_layers
 
@@ -42,15 +42,19 @@ class ServedModel:
         if fault := fault_of_sizes(folder, self.about["files"]):
             raise BundleError(f"{fault} Export the model again.")
         self.inputs = inputs_of_bundle(self.about, limits)
-        self._tables = layers.tables
+        self.tables = layers.tables
         self._outputs = [each["name"] for each in self.about["outputs"]]
         self._dense = session_of(layers.dense, threads)
         with open(os.path.join(folder, SAMPLE), encoding="utf-8") as file:
             self.sample = json.load(file)
         self._warm_up(folder)
 
-    def answers(self, asked: Mapping[str, Part]) -> Answers:
-        """Return the outputs of some samples, which are as the signature says. Several threads may ask."""
+    def answers(self, asked: Mapping[str, Part], tables: Mapping[str, ReadTable]) -> Answers:
+        """Return the outputs of some samples, which are as the signature says. Several threads may ask.
+
+        Args:
+            tables: the model's own, or others that have the rows of these samples.
+        """
         fed = {
             name: asked[name].values for name, each in self.inputs.items() if each.about["dense"]
         }
@@ -58,7 +62,7 @@ class ServedModel:
         for lookup in self.about["lookups"]:
             part = asked[lookup["input"]]
             ids, offsets = self.inputs[lookup["input"]].bags(part)
-            table = self._tables[lookup["table"]]
+            table = tables[lookup["table"]]
             if lookup["combiner"] == "none":
                 ids = ids.reshape(part.values.shape)
                 lookups.append(RequestedLookup(lookup, table, ids, None))
@@ -72,9 +76,8 @@ class ServedModel:
         """Answer the sample; the bundle as it was exported must answer what it says."""
         instances = self.sample["instances"]
         columns = {name: [each[name] for each in instances] for name in self.inputs}
-        found = self.answers(
-            {name: each.of_lists(columns[name]) for name, each in self.inputs.items()}
-        )
+        parts = {name: each.of_lists(columns[name]) for name, each in self.inputs.items()}
+        found = self.answers(parts, self.tables)
         for name, values in found.items() if not self.at.number else ():
             told = np.asarray([each[name] for each in self.sample["predictions"]], np.float64)
             most = max(1.0, float(np.abs(told).max(initial=0)))
