@@ -28,6 +28,9 @@ class ServeOptions:
     """The folder of a run: each of its checkpoints is served as soon as it is there."""
     workers: int = 1
     """Processes that answer; they share the rows' memory."""
+    memory: Annotated[str | None, SIZE] = None
+    """What all processes may have together, rows included, like 4GB; other rows are read from the disk when
+    they are asked for. Default: what the system has."""
     shards: int = 0
     """Processes beside these that have the rows, each a part in its memory. Default: all have all."""
     replicas: int = 1
@@ -105,6 +108,7 @@ def serve(given: dict[str, object]) -> None:
             name=options.name or os.path.basename(folder),
             threads=options.threads,
             follow=options.follow,
+            memory=None if options.memory is None else parse_bytes(options.memory),
             workers=options.workers,
             shards=options.shards,
             replicas=options.replicas,
@@ -119,4 +123,7 @@ def serve(given: dict[str, object]) -> None:
         def began(address: str) -> None:
             console.print(f"{settings.name} answers at {address}", highlight=False, markup=False)
 
-        run(settings, *address_of(options.bind), began)
+        def told(line: str) -> None:
+            console.print(line, highlight=False, markup=False)
+
+        run(settings, *address_of(options.bind), began, told)

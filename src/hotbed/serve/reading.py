@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -72,6 +73,13 @@ class MappedRows:
                 f"shape {found.shape}."
             )
         return found
+
+    def expect_few_in_memory(self) -> None:
+        """Have the system read a row alone where it is not in memory, and not what lies beside it."""
+        for part in (self.rows, self.scales):
+            pages = getattr(part, "_mmap", None)
+            if isinstance(pages, mmap.mmap):
+                pages.madvise(mmap.MADV_RANDOM)
 
 
 class BundleTable:

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hotbed.serve.bundle import SAMPLE, BundleError
-from hotbed.serve.http.limits import Limits
 from hotbed.serve.http.parts import Part, inputs_of_bundle
+from hotbed.serve.http.settings import ServeSettings
 from hotbed.serve.reading import ReadTable, RequestedLookup, vectors_of_all
 from hotbed.serve.sessions import session_of
 from hotbed.serve.versions import Version, fault_of_sizes, open_layers
@@ -27,24 +27,25 @@ TOLERANCE = 1e-3
 class ServedModel:
     """A version of a bundle: its rows, mapped into memory, and its dense part.
 
-    Args:
-        folder: of the bundle.
-        threads: that compute the dense part of one batch.
-
     Raises:
         BundleError, OSError: it cannot be read, or answers the bundle's sample otherwise than that says.
     """
 
-    def __init__(self, folder: str, version: Version, limits: Limits, threads: int = 1) -> None:
+    def __init__(self, settings: ServeSettings, version: Version) -> None:
+        folder = settings.bundle
         layers = open_layers(folder, version)
+        if settings.memory is not None:
+            for table in layers.tables.values():
+                for rows in table.layers:
+                    rows.expect_few_in_memory()
         self.at, self.version = version, version.model_version
         self.about = layers.about
         if fault := fault_of_sizes(folder, self.about["files"]):
             raise BundleError(f"{fault} Export the model again.")
-        self.inputs = inputs_of_bundle(self.about, limits)
+        self.inputs = inputs_of_bundle(self.about, settings.limits)
         self.tables = layers.tables
         self._outputs = [each["name"] for each in self.about["outputs"]]
-        self._dense = session_of(layers.dense, threads)
+        self._dense = session_of(layers.dense, settings.threads)
         with open(os.path.join(folder, SAMPLE), encoding="utf-8") as file:
             self.sample = json.load(file)
         self._warm_up(folder)

@@ -21,6 +21,7 @@ from hotbed.errors import InputError
 from hotbed.serve.http.app import from_environment
 from hotbed.serve.http.connections import Impatient
 from hotbed.serve.http.followed import following
+from hotbed.serve.http.memory_group import held_to
 from hotbed.serve.http.server import Server
 from hotbed.serve.http.settings import ServeSettings
 from hotbed.serve.shards import app
@@ -54,12 +55,14 @@ def serve(
     host: str,
     port: int,
     began: Callable[[str], None] = lambda address: None,
+    told: Callable[[str], None] = lambda line: None,
 ) -> None:
     """Serve a bundle until a signal ends it: requests that are being answered end first.
 
     Args:
         port: 0: one that is free.
         began: is called with the address when connections are taken.
+        told: is called with what whoever runs it should know.
 
     Raises:
         BundleError, OSError: the bundle cannot be read, or the address not bound.
@@ -70,6 +73,12 @@ def serve(
     limits = settings.limits
     with contextlib.ExitStack() as stack:
         _end_in_order(stack)
+        if settings.memory is not None and not stack.enter_context(held_to(settings.memory)):
+            told(
+                "The memory is not held to --memory: this process may not make a control group. To hold it, "
+                f"begin the server in one: systemd-run --scope -p MemoryMax={settings.memory} hotbed serve "
+                "... Without, the system takes back pages of rows when it needs memory."
+            )
         if settings.follow is not None:
             stack.enter_context(following(settings.bundle, settings.follow))
         if settings.shards:

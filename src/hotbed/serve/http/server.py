@@ -55,8 +55,7 @@ class Server:
         await self._rows.close()
 
     def _opened(self, version: Version) -> ServedModel:
-        settings = self.settings
-        model = ServedModel(settings.bundle, version, settings.limits, settings.threads)
+        model = ServedModel(self.settings, version)
         self.metrics.versions.inc()
         return model
 

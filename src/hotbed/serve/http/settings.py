@@ -14,6 +14,8 @@ from hotbed.serve.http.limits import Limits, check_count
 __all__ = ["ServeSettings"]
 
 VARIABLE = "HOTBED_SERVE"
+LEAST_MEMORY = 500_000_000
+"""Bytes that a server takes without rows."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +26,8 @@ class ServeSettings:
     name: str
     threads: int = 1
     """That compute the dense part of one batch."""
+    memory: int | None = None
+    """Bytes that the server and its workers may have, with pages of mapped rows."""
     follow: str | None = None
     """A run whose checkpoints are served as they come."""
     shards: int = 0
@@ -51,6 +55,8 @@ class ServeSettings:
             )
         if self.rows_only and (self.shards or self.shards_file or self.follow):
             raise InputError("rows_only has rows, and asks no shards and follows no run.")
+        if self.memory is not None and self.memory < LEAST_MEMORY:
+            raise InputError(f"memory is {self.memory:,} bytes. Pass {LEAST_MEMORY:,} or more.")
         if self.shards < 0:
             raise InputError(f"shards is {self.shards}. Pass 0 or more.")
         for name in ("workers", "threads", "replicas"):
