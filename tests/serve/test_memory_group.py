@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -25,7 +26,7 @@ def test_processes_are_held_to_it() -> None:
         assert Path("/proc/self/cgroup").read_text() != own
         assert filled() == 0
     assert Path("/proc/self/cgroup").read_text() == own
-    assert not [*Path("/sys/fs/cgroup").glob("**/hotbed-*")]
+    assert not [*Path("/sys/fs/cgroup").glob(f"**/hotbed-{os.getpid()}")]
     code = (
         "import subprocess, sys\n"
         "from hotbed.serve.http.memory_group import held_to\n"
