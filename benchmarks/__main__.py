@@ -36,6 +36,7 @@ SCENARIOS = {
     "linked": "saves that share files with the SSD, against writing what was dirty",
     "serve": "a DLRM of 10 M rows that answers over HTTP, against torch and FastAPI",
     "serve-memory": "one worker and four; rows four times the memory of the server",
+    "serve-bits": "AUC of the same models with rows in few bits, and sizes of bundles",
     "serve-follow": "how soon a server answers with what a training has learned",
     "merge": "a whole checkpoint and 20 of changes made into one, against the disk",
     "synthetic": "NVIDIA's synthetic models: tiny at batch 65,536 with Adagrad",
