@@ -8,7 +8,6 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from hotbed import _core
 from hotbed.dist.delivery import fetch_by_id
 from hotbed.dist.errors import PeerError
 from hotbed.dist.exchange import send_no_ids
@@ -29,9 +28,9 @@ from hotbed.dist.ways import (
     refuse_other_modes,
     room_of,
 )
+from hotbed.dist.whole_ahead import WholeAhead
 from hotbed.dist.whole_batches import WholeBags, look_up_whole
 from hotbed.errors import TableError
-from hotbed.inputs.bags import Bags
 from hotbed.places.host.batch import check, core_batch
 from hotbed.table.live import LiveTable
 from hotbed.table.lookups import Call, CallAhead, Lookups, StoredTable
@@ -63,14 +62,12 @@ class ShardedLookups(Lookups):
         for own in _own(live):
             own.allocate()
 
-    def make_batch(
-        self, live: Sequence[StoredTable], table_of: Sequence[int], bags: Sequence[Bags]
-    ) -> _core.Batch:
-        return core_batch(live, table_of, bags)
-
-    def prepare(self, call: CallAhead) -> BatchOnRanks:
+    def prepare(self, call: CallAhead) -> BatchOnRanks | WholeAhead:
         assert self._prefetcher is not None
-        return BatchOnRanks(self._prefetcher, call)
+        bags = call.read(call.inputs)
+        if WholeBags in map(type, bags):
+            return WholeAhead(self.ranks, call, bags)
+        return BatchOnRanks(self._prefetcher, call, bags)
 
     def resolve(self, call: Call) -> Resolved:
         ranks = self.ranks

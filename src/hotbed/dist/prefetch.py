@@ -13,9 +13,10 @@ from torch import Tensor
 
 from hotbed import _core
 from hotbed.dist.beside import Beside
-from hotbed.dist.exchange import live_shards, owned_call
-from hotbed.dist.exchanged_values import KeptLookup, OwnedInputs, Requests
+from hotbed.dist.exchange import live_shards
+from hotbed.dist.exchanged_values import KeptLookup, Requests
 from hotbed.dist.layout import Layout
+from hotbed.dist.owned_ahead import OwnedAhead
 from hotbed.dist.parts import Asked
 from hotbed.dist.ranks import Ranks
 from hotbed.dist.rounds import Rounds, RoundSession
@@ -28,11 +29,10 @@ from hotbed.inputs.bags import Bags
 from hotbed.places.host.batch import core_batch
 from hotbed.places.tiered.prepared import Offers, ReadBatch
 from hotbed.places.tiered.tiers import Tiers
-from hotbed.table.live import LiveTable
-from hotbed.table.lookups import Call, CallAhead, InputBatch, StoredTable
+from hotbed.table.lookups import Call, CallAhead
 from hotbed.table.prefetch import Window
 
-__all__ = ["BatchOnRanks", "PrefetchOnRanks"]
+__all__ = ["BatchOnRanks", "PrefetchOnRanks", "digest_of"]
 
 
 class PrefetchOnRanks:
@@ -135,7 +135,13 @@ class _Travelled(NamedTuple):
     """Of what comes as rows."""
 
 
-class BatchOnRanks(ReadBatch):
+def digest_of(call: CallAhead, kind: str = "ids travel") -> int:
+    """Return what tells ranks whether they read batches of one `kind` for the same tables."""
+    numbers = [table.place.number for table in cast(Sequence[TableOnRanks], call.live)]
+    return zlib.crc32(repr((kind, numbers, list(call.table_of))).encode())
+
+
+class BatchOnRanks(ReadBatch[_core.Batch]):
     """A batch of this rank, whose ids travel in a round.
 
     Attributes:
@@ -150,13 +156,13 @@ class BatchOnRanks(ReadBatch):
 
     asked: Asked
 
-    def __init__(self, prefetcher: PrefetchOnRanks, call: CallAhead) -> None:
-        super().__init__(call)
+    def __init__(self, prefetcher: PrefetchOnRanks, call: CallAhead, bags: Sequence[Bags]) -> None:
+        """`bags`: what `call` reads."""
+        super().__init__(call, bags)
         self._prefetcher = prefetcher
-        self._owned: list[_OwnedBatch] = []
+        self._owned: list[OwnedAhead] = []
         self._places = [one.place for one in cast(Sequence[TableOnRanks], call.live)]
-        numbers = [place.number for place in self._places]
-        self.digest = zlib.crc32(repr((numbers, list(call.table_of))).encode())
+        self.digest = digest_of(call)
         self.round = 0
         self.in_parts: list[tuple[SentInParts, Sequence[int]]] = []
         self.next: weakref.ref[BatchOnRanks] | None = None
@@ -165,6 +171,9 @@ class BatchOnRanks(ReadBatch):
 
     def _keeps_ids(self, table: int) -> bool:
         return True
+
+    def _batch_of(self, bags: Sequence[Bags]) -> _core.Batch:
+        return core_batch(self.live, self.table_of, bags)
 
     def has_weights_of(self, call: Call) -> bool:
         """Return True if the same features have weights: what owners were asked for depends on it."""
@@ -179,9 +188,8 @@ class BatchOnRanks(ReadBatch):
         def tell(numbers: list[int]) -> tuple[Tensor, list[bool]]:
             return rounds.gather(numbers), [False] * rounds.size
 
-        given = cast(_core.Batch, self.batch)
         ranks = self._prefetcher.ranks
-        self.asked, numbers = agree(ranks, call, given, self._places, modes, tell)
+        self.asked, numbers = agree(ranks, call, self.batch, self._places, modes, tell)
         self.asked.send(rounds, numbers)
         self._prefetcher.divide(rounds, self)
         self.round = rounds.count
@@ -227,49 +235,14 @@ class BatchOnRanks(ReadBatch):
 
     def announce(self) -> None:
         for inputs in self.asked.owned():
-            made = _OwnedBatch.of(inputs)
+            made = OwnedAhead.of(inputs)
             if made is not None:
                 self._owned.append(made)
 
     def admit(self) -> bool:
-        return all([owned.batch.admit() for owned in self._owned])
+        return all([owned.admit() for owned in self._owned])
 
     def offer(self, waited: bool) -> None:
         self._prefetcher.offers.append(self)
         for owned in self._owned:
             owned.offer(waited)
-
-
-class _OwnedBatch:
-    """What ranks ask of the shards of this rank, in tiers: `hotbed.places.tiered.batch.PreparedBatch`."""
-
-    waited_for = False
-
-    def __init__(self, call: Call, tiers: Tiers) -> None:
-        self._live, self._frozen, self._tiers = call.live, list(call.frozen), tiers
-        self.bags: Sequence[Bags] = call.bags
-        self.batch = core_batch(call.live, call.table_of, call.bags)
-        self.batch.group(self._frozen)
-        self.batch.announce()
-
-    @classmethod
-    def of(cls, inputs: OwnedInputs) -> _OwnedBatch | None:
-        """Group and announce it; None: there is none, or its rows need no bringing up."""
-        call = owned_call(*inputs, training=True)
-        if call is None:
-            return None
-        tiers = cast(LiveTable, call.live[0]).place.lookups.prefetcher
-        return cls(call, tiers) if isinstance(tiers, Tiers) else None
-
-    def serves(self, live: Sequence[StoredTable], batch: InputBatch, frozen: Sequence[int]) -> bool:
-        same = self._frozen == frozen and len(self._live) == len(live)
-        if not same or any(a is not b for a, b in zip(self._live, live, strict=True)):
-            return False
-        return self.batch.first_difference(cast(_core.Batch, batch)) < 0
-
-    def changed(self) -> None:
-        """Nobody else has these ids."""
-
-    def offer(self, waited: bool) -> None:
-        self.waited_for = waited
-        self._tiers.prepared.append(self)
