@@ -23,7 +23,7 @@ from hotbed.dist.rounds import Rounds, RoundSession
 from hotbed.dist.rows_ahead import RowsAhead, SentInParts
 from hotbed.dist.shards import TableOnRanks
 from hotbed.dist.waiting_gradients import waiting_of
-from hotbed.dist.ways import AHEAD, agree, bits
+from hotbed.dist.ways import AHEAD, agree, bits, room_of
 from hotbed.errors import HotbedError
 from hotbed.inputs.bags import Bags
 from hotbed.places.host.batch import core_batch
@@ -40,6 +40,7 @@ class PrefetchOnRanks:
 
     Attributes:
         ranks: that share them.
+        rounds: in which ids travel.
         offers: batches whose ids have travelled, and that no forward has used.
         beside: on which rows of the next batch travel; None: they come with its lookup.
     """
@@ -51,12 +52,13 @@ class PrefetchOnRanks:
         self.beside = Beside(ranks, "rows ahead", wait) if rows_ahead else None
         self._travelled: dict[int, _Travelled] = {}
         self.offers: Offers[BatchOnRanks] = Offers()
-        self._rounds = Rounds(ranks)
+        self.rounds = Rounds(ranks)
+        self._offered = 0  # round of the last batch that was
         self._window: weakref.ref[Window] | None = None
 
     @property
     def is_idle(self) -> bool:
-        return self._rounds.is_idle
+        return self.rounds.is_idle
 
     @functools.cached_property
     def tiers(self) -> list[Tiers]:
@@ -111,14 +113,20 @@ class PrefetchOnRanks:
         self._window = weakref.ref(window)
         for tiers in self.tiers:
             tiers.open_window(window)
-        return self._rounds.open_session(window.loop)
+        return self.rounds.open_session(window)
 
     def release_spent(self) -> None:
         for tiers in self.tiers:
             tiers.release_spent()
 
+    def offer(self, batch: BatchOnRanks) -> None:
+        """Let a forward find a batch."""
+        self.offers.append(batch)
+        self._offered = max(self._offered, batch.round)
+
     def drop_offers(self) -> None:
         self.offers.clear()
+        self.rounds.spent = self._offered
         for tiers in self.tiers:
             tiers.drop_offers()
 
@@ -186,9 +194,12 @@ class BatchOnRanks(ReadBatch[_core.Batch]):
         modes = bits(self.frozen, len(self.live))
 
         def tell(numbers: list[int]) -> tuple[Tensor, list[bool]]:
-            return rounds.gather(numbers), [False] * rounds.size
+            return rounds.gather(numbers), [rank in ranks.hosts for rank in range(ranks.size)]
 
         ranks = self._prefetcher.ranks
+        if ranks.hosts:
+            tables = [place.number for place in self._places]
+            rounds.describe(self.digest, [room_of(call, self._places), *tables])
         self.asked, numbers = agree(ranks, call, self.batch, self._places, modes, tell)
         self.asked.send(rounds, numbers)
         self._prefetcher.divide(rounds, self)
@@ -243,6 +254,6 @@ class BatchOnRanks(ReadBatch[_core.Batch]):
         return all([owned.admit() for owned in self._owned])
 
     def offer(self, waited: bool) -> None:
-        self._prefetcher.offers.append(self)
+        self._prefetcher.offer(self)
         for owned in self._owned:
             owned.offer(waited)
