@@ -17,6 +17,7 @@ from torch.distributed.algorithms.join import Join
 
 import hotbed as hb
 from hotbed.dist import ColumnWise, PeerError, Plan, RowWise, Sharding
+from hotbed.dist.rounds import RoundSession
 
 pytestmark = pytest.mark.process
 
@@ -191,6 +192,8 @@ def different_loops(rank: int, world: int, trainers: int, folder: str) -> None:
         if case.is_host:
             for _ in range(2):
                 hb.dist.serve_rows(model, optimizer)
+            on_host: Any = model.embeddings.prefetcher
+            assert len(on_host._pending.batches) < 6  # those that were passed over are gone
             continue
         losses = []
         batches = batches_of(rank)
@@ -388,6 +391,26 @@ def test_a_rank_that_is_killed_ends_the_others(who: int, where: str, tmp_path: P
     assert told.keys() == {"error-0", "error-1", "error-2"} - {f"error-{who}"}
     for text in told.values():
         assert "Another rank ended" in text and "steps have left them" in text
+
+
+class _Gone:
+    """A batch whose ids a peer does not take any more, and the rounds in which they travel."""
+
+    digest = depth = 0
+    loop: object = None
+    left = False
+
+    def travel(self, rounds: Any) -> None:
+        raise RuntimeError("Connection closed by peer")
+
+    def leave(self) -> None:
+        self.left = True
+
+
+def test_a_peer_that_goes_in_a_round_is_an_error_of_training_alone() -> None:
+    gone: Any = _Gone()
+    assert not RoundSession(gone, gone)._travel(gone)
+    assert gone.left
 
 
 def fails_in_a_round(rank: int, world: int, folder: str) -> None:
