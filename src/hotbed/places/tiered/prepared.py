@@ -120,7 +120,8 @@ class ReadBatch(abc.ABC, Generic[B]):
 
     def change(self, inputs: object) -> str | None:
         try:
-            at = self.batch.first_difference(self._batch_of(self._read(inputs)))
+            bags = self._read(inputs)  # which the core reads where they lie
+            at = self.batch.first_difference(self._batch_of(bags))
             if at < 0:
                 return None
             what = f"feature {self._names[at]!r}"
