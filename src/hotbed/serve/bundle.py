@@ -25,6 +25,7 @@ from hotbed.checkpoint.entries import ModelEntry
 from hotbed.errors import HotbedError
 
 __all__ = [
+    "CRITEO",
     "DENSE",
     "FORMAT",
     "MANIFEST",
@@ -53,6 +54,7 @@ MANIFEST, DENSE, PROGRAM, SAMPLE, TABLES, VERSIONS = (
     "tables",
     "versions",
 )
+CRITEO = "criteo"
 
 
 def is_of_a_bundle(name: str) -> bool:
@@ -161,3 +163,6 @@ class Bundle(TypedDict):
     state_dict."""
     state_dict: NotRequired[dict[str, str]]
     """dtype and shape of each tensor in the model's state_dict but for its tables."""
+    encoding: NotRequired[str]
+    """`CRITEO`: columns become inputs as `hotbed.data.CriteoLog` has it. Left out: as the schema of `model`
+    says, if there is one."""

@@ -68,7 +68,7 @@ from hotbed.serve.row_formats import ROW_FORMATS
 from hotbed.serve.sessions import Session, session_of
 from hotbed.serve.table_files import write_table
 
-__all__ = ["export", "export_checkpoint", "files_in"]
+__all__ = ["Origin", "export", "export_checkpoint", "files_in"]
 
 TOLERANCE = 1e-5
 """Of the answers of onnxruntime, beside those of torch: absolute, and relative to the largest."""
@@ -77,6 +77,16 @@ _ONE_AT_A_TIME = threading.Lock()
 """Threads that trace a model, which torch does for one, or put a bundle in its place."""
 SHOWN = 4
 """Samples in the sample request."""
+
+
+class Origin(NamedTuple):
+    """Where a model comes from, as a bundle says it."""
+
+    step: int | None = None
+    checkpoint: str | None = None
+    """`uid` of the checkpoint that it was loaded from; None: of none."""
+    encoding: str | None = None
+    """As in `Bundle`."""
 
 
 def export(
@@ -123,8 +133,7 @@ def export(
         tables=tables,
         default=default,
         program=program,
-        step=step,
-        checkpoint=None,
+        origin=Origin(step),
     )
 
 
@@ -137,14 +146,9 @@ def export_checkpoint(
     tables: Mapping[str, object] | None = None,
     default: str = "zeros",
     program: bool = False,
-    step: int | None,
-    checkpoint: str | None,
+    origin: Origin,
 ) -> Path:
-    """Write a model as a bundle, as `export`.
-
-    Args:
-        checkpoint: `uid` of the checkpoint that the model was loaded from; None: of none.
-    """
+    """Write a model as a bundle, as `export`."""
     for name, value, known in (("rows", rows, [*ROW_FORMATS]), ("default", default, DEFAULTS)):
         if value not in known:
             raise ExportError(f"{name} is {value!r}. Pass one of {', '.join(known)}.")
@@ -181,7 +185,7 @@ def export_checkpoint(
             "format": FORMAT,
             "version": VERSION,
             "model": description_of(model),
-            "model_version": f"{'' if step is None else f'{step}-'}{new_uid()[:8]}",
+            "model_version": f"{'' if origin.step is None else f'{origin.step}-'}{new_uid()[:8]}",
             "inputs": inputs,
             "lookups": lookups,
             "outputs": outputs_of(named_outputs(traced.found.outputs)),
@@ -189,11 +193,13 @@ def export_checkpoint(
             "files": files_in(folder),
             "made_with": _versions(traced.onnx),
             "largest_difference": traced.difference,
-            "step": step,
-            "checkpoint": checkpoint,
+            "step": origin.step,
+            "checkpoint": origin.checkpoint,
             "parameters": traced.parameters,
             "state_dict": shapes_of(dense_of(model)),
         }
+        if origin.encoding is not None:
+            about["encoding"] = origin.encoding
         write_json_sealed(os.path.join(folder, MANIFEST), about)
     return Path(target)
 

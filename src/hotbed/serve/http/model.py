@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from hotbed.serve.bundle import SAMPLE, BundleError
 from hotbed.serve.http.limits import Limits
-from hotbed.serve.http.parts import Part, inputs_of_bundle
+from hotbed.serve.http.parts import Input, Part, inputs_of_bundle
+from hotbed.serve.http.records import records_of
 from hotbed.serve.reading import RequestedLookup, vectors_of_all
 from hotbed.serve.sessions import session_of
 from hotbed.serve.versions import Version, fault_of_sizes, open_layers
@@ -41,7 +42,8 @@ class ServedModel:
         self.about = layers.about
         if fault := fault_of_sizes(folder, self.about["files"]):
             raise BundleError(f"{fault} Export the model again.")
-        self.inputs = inputs_of_bundle(self.about, limits)
+        self.inputs: Mapping[str, Input] = inputs_of_bundle(self.about, limits)
+        self.records = records_of(self.about, self.inputs, limits)
         self._tables = layers.tables
         self._outputs = [each["name"] for each in self.about["outputs"]]
         self._dense = session_of(layers.dense, threads)

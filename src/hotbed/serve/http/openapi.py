@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import importlib.metadata
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from hotbed.serve.bundle import OutputEntry
 from hotbed.serve.http.limits import Limits
 from hotbed.serve.http.model import ServedModel
 from hotbed.serve.http.open_inference import datatypes_of
+from hotbed.serve.http.records import Records
 from hotbed.serve.http.settings import ServeSettings
 
 __all__ = ["openapi_of"]
@@ -81,7 +82,24 @@ def _predict_body(model: ServedModel, limits: Limits) -> _Schema:
     if only is not None:
         inputs = {"anyOf": [inputs, {**samples, "items": only}]}
     name = {"signature_name": {"const": "serving_default"}}
-    return {"oneOf": [_object({"instances": instances}, name), _object({"inputs": inputs}, name)]}
+    forms = [_object({"instances": instances}, name), _object({"inputs": inputs}, name)]
+    if isinstance(model.records, Records):
+        cells = {name: _cell(types) for name, types in model.records.columns.needed.items()}
+        more: _Schema = {name: {} for name in model.records.columns.optional}
+        records = {**samples, "items": _object(cells, more)}
+        by_column = _object(
+            {name: {**samples, "items": cell} for name, cell in cells.items()}, more
+        )
+        forms += [_object({"records": records}, name), _object({"columns": by_column}, name)]
+    return {"oneOf": forms}
+
+
+def _cell(types: Sequence[str]) -> _Schema:
+    """Return the schema of a value of a column."""
+    found: _Schema = {"type": [*dict.fromkeys(types)]}
+    if "array" in types:
+        found["items"] = {"type": [each for each in dict.fromkeys(types) if each != "array"]}
+    return found
 
 
 def _predict_answer(model: ServedModel) -> _Schema:

@@ -69,6 +69,8 @@ async function show() {
     const shape = each.shape.length ? each.shape.map((n) => n < 0 ? "any number" : n).join(" × ") : "one";
     row([each.name, each.kind, each.dtype, shape]);
   }
+  for (const [column, types] of Object.entries(about.metadata.columns || {}))
+    row([column, "column of records", types.join(", "), "one"]);
   for (const each of about.metadata.outputs)
     row([each.name, "answered", each.dtype, each.shape.join(" × ") || "one"]);
   const sample = await got("sample");

@@ -10,8 +10,10 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 from numpy.typing import NDArray
+from torch import Tensor
 
 from hotbed.files import Json
+from hotbed.jagged import Jagged
 from hotbed.serve.bundle import Bundle, InputEntry, LookupEntry
 from hotbed.serve.http.errors import RequestError, wrong
 from hotbed.serve.http.limits import Limits
@@ -66,6 +68,15 @@ class Input(abc.ABC):
         """
 
     @abc.abstractmethod
+    def of_batch(self, entry: Tensor | Jagged) -> Part:
+        """Return the values of an entry of a batch, as the data's reader makes it.
+
+        Raises:
+            RequestError: an id is out of range, or a bag too large.
+            ValueError: it is of another kind or shape than the signature says.
+        """
+
+    @abc.abstractmethod
     def joined(self, parts: Sequence[Part]) -> Part:
         """Return the samples of all parts."""
 
@@ -107,6 +118,19 @@ class Input(abc.ABC):
             raise wrong(self.name, "an id is no 64-bit integer.") from None
         self._ids.check(self.name, values)
         return self._cast(values)
+
+    def checked_array(self, values: NDArray[np.generic]) -> NDArray[np.generic]:
+        """Return (n,) numbers or ids of an array; raises RequestError where they are out of range."""
+        if self._ids is not None:
+            self._ids.check(self.name, values.astype(np.int64, copy=False))
+        return self._cast(values)
+
+    def other_shape(self, entry: Tensor | Jagged) -> ValueError:
+        """Return the error of an entry that is not as the signature says."""
+        told = "bags" if isinstance(entry, Jagged) else f"of shape {tuple(entry.shape)}"
+        return ValueError(
+            f"{self.name} is {told}, and {self.about['shape']} a sample is asked with."
+        )
 
     def _numbers(self, flat: Flat, kinds: set[type]) -> NDArray[np.generic]:
         dtype = np.dtype(self.about["dtype"])
@@ -178,6 +202,12 @@ class Fixed(Input):
             raise wrong(self.name, f"takes the shape [samples, {_shape(wanted)}], not {[*shape]}.")
         return Part(self.checked(flat).reshape(shape[0], *wanted))
 
+    def of_batch(self, entry: Tensor | Jagged) -> Part:
+        if isinstance(entry, Jagged) or [*entry.shape[1:]] != self.about["shape"]:
+            raise self.other_shape(entry)
+        values = entry.numpy()
+        return Part(self.checked_array(values.reshape(-1)).reshape(values.shape))
+
     def schema(self) -> dict[str, object]:
         found = self.leaf()
         for size in reversed(self.about["shape"]):
@@ -223,7 +253,22 @@ class Bags(Input):
         size = shape[1] if len(shape) == 2 else 1
         return self._of_lengths(flat, np.full(shape[0], size, np.int64))
 
+    def of_batch(self, entry: Tensor | Jagged) -> Part:
+        if isinstance(entry, Jagged):
+            offsets = self._ends(np.diff(entry.offsets.numpy()))
+            return Part(self.checked_array(entry.values.numpy()), offsets)
+        if entry.dim() > 2:
+            raise self.other_shape(entry)
+        values = entry.numpy().reshape(len(entry), -1)
+        offsets = self._ends(np.full(len(values), values.shape[1]))
+        return Part(self.checked_array(values.reshape(-1)), offsets)
+
     def _of_lengths(self, flat: Flat, lengths: NDArray[np.int64]) -> Part:
+        offsets = self._ends(lengths)
+        return Part(self.checked(flat), offsets)
+
+    def _ends(self, lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return (B + 1,) where bags begin and end; raises RequestError where one is too large."""
         longest = int(lengths.max(initial=0))
         if longest > self.limits.ids:
             raise RequestError(
@@ -231,7 +276,7 @@ class Bags(Input):
             )
         offsets = np.zeros(len(lengths) + 1, np.int64)
         np.cumsum(lengths, out=offsets[1:])
-        return Part(self.checked(flat), offsets)
+        return offsets
 
     def schema(self) -> dict[str, object]:
         return {"type": "array", "items": self.leaf(), "maxItems": self.limits.ids}
