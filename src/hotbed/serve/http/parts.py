@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import abc
 import itertools
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -17,9 +17,12 @@ from hotbed.jagged import Jagged
 from hotbed.serve.bundle import Bundle, InputEntry, LookupEntry
 from hotbed.serve.http.errors import RequestError, wrong
 from hotbed.serve.http.limits import Limits
+from hotbed.serve.reading import BundleTable, RequestedLookup, vectors_of_all
 
-__all__ = ["Input", "Part", "inputs_of_bundle"]
+__all__ = ["Answers", "Answering", "Input", "Part", "inputs_of_bundle", "looked_up"]
 
+Answers = dict[str, NDArray[np.generic]]
+"""Outputs by name, (B, ...) each."""
 Flat = list[Json]
 _WIDE: dict[str, npt.DTypeLike] = {"f": np.float64, "i": np.int64, "u": np.int64}
 """Types in which numbers are checked, by the kinds of those that are taken."""
@@ -292,6 +295,14 @@ class Bags(Input):
         return part.values.astype(np.int64, copy=False), part.offsets
 
 
+class Answering(Protocol):
+    """Something that answers samples, those of several requests at once."""
+
+    inputs: Mapping[str, Input]
+
+    def answers(self, asked: Mapping[str, Part]) -> Answers: ...
+
+
 def inputs_of_bundle(bundle: Bundle, limits: Limits) -> dict[str, Input]:
     """Return what is asked with, by name."""
     found: dict[str, Input] = {}
@@ -301,6 +312,27 @@ def inputs_of_bundle(bundle: Bundle, limits: Limits) -> dict[str, Input]:
         kind = Bags if about["shape"] == [-1] else Fixed
         found[about["name"]] = kind(about, ids, limits)
     return found
+
+
+def looked_up(
+    lookups: Sequence[LookupEntry],
+    inputs: Mapping[str, Input],
+    tables: Mapping[str, BundleTable],
+    asked: Mapping[str, Part],
+) -> Answers:
+    """Return the vectors of some samples, by the names that the dense part has for them."""
+    requested = []
+    for lookup in lookups:
+        part = asked[lookup["input"]]
+        ids, offsets = inputs[lookup["input"]].bags(part)
+        table = tables[lookup["table"]]
+        if lookup["combiner"] == "none":
+            ids = ids.reshape(part.values.shape)
+            requested.append(RequestedLookup(lookup, table, ids, None))
+        else:
+            requested.append(RequestedLookup(lookup, table, ids, offsets))
+    found = vectors_of_all(requested)
+    return {each.lookup["vectors"]: one for each, one in zip(requested, found, strict=True)}
 
 
 def _told(flat: Flat, taken: tuple[type, ...]) -> str:

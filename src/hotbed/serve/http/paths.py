@@ -21,6 +21,7 @@ from hotbed.serve.http.openapi import openapi_of
 from hotbed.serve.http.page import PAGE
 from hotbed.serve.http.records import Records, are_records
 from hotbed.serve.http.server import Server
+from hotbed.serve.http.topk import NoItems, check_answer, k_of
 
 __all__ = ["Paths", "json_response"]
 
@@ -68,6 +69,17 @@ class Paths:
         answers = await self._server.answers(model, asked.parts, asked.samples)
         return json_response(tf_serving.answered(answers, asked), headers=_told(model))
 
+    async def topk(self, request: Request) -> Response:
+        model = self._model(request)
+        body = await json_of(request, self._server.limits)
+        if isinstance(model.topk, NoItems):
+            raise RequestError(*model.topk)
+        k, body = k_of(body, self._server.limits)
+        asked = await _asked(body, model.topk, self._server.limits)
+        check_answer(asked.samples, k, self._server.limits)
+        answers = await self._server.answers(model.topk.best(k), asked.parts, asked.samples)
+        return json_response(answers, headers=_told(model))
+
     async def v1_status(self, request: Request) -> Response:
         return json_response(tf_serving.told_status(self._model(request).version))
 
@@ -79,6 +91,8 @@ class Paths:
         }
         if isinstance(model.records, Records):
             about["columns"] = model.records.columns.needed
+        if not isinstance(model.topk, NoItems):
+            about["topk"] = model.about["topk"]
         return json_response({"model_spec": spec, "metadata": about}, headers=_told(model))
 
     async def v2_server(self, request: Request) -> Response:

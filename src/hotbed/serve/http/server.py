@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from hotbed.serve.bundle import BundleError
 from hotbed.serve.http.batching import Batcher
 from hotbed.serve.http.metrics import Metrics
-from hotbed.serve.http.model import Answers, ServedModel
-from hotbed.serve.http.parts import Part
+from hotbed.serve.http.model import ServedModel
+from hotbed.serve.http.parts import Answering, Answers, Part
 from hotbed.serve.http.settings import ServeSettings
 from hotbed.serve.versions import Version, current
 
@@ -33,7 +33,9 @@ class Server:
     def __init__(self, settings: ServeSettings) -> None:
         self.settings, self.limits = settings, settings.limits
         self.metrics = Metrics()
-        self.batcher = Batcher(settings.limits, self.metrics)
+        self._batcher = Batcher(settings.limits, self.metrics)
+        self._searches = Batcher(settings.limits, self.metrics)
+        """Apart, as a search of all items may take longer than many answers."""
         self.tokens = [token.encode("latin-1") for token in settings.tokens]
         self.model = self._opened(current(settings.bundle))
         self._told = ""
@@ -45,10 +47,11 @@ class Server:
         self.metrics.versions.inc()
         return model
 
-    async def answers(self, model: ServedModel, parts: Mapping[str, Part], samples: int) -> Answers:
+    async def answers(self, model: Answering, parts: Mapping[str, Part], samples: int) -> Answers:
         """Return the outputs of some samples; see `Batcher.answers`."""
+        batcher = self._batcher if isinstance(model, ServedModel) else self._searches
         found = await asyncio.wait_for(
-            self.batcher.answers(model, parts, samples), 2 * self.limits.seconds
+            batcher.answers(model, parts, samples), 2 * self.limits.seconds
         )
         self.metrics.samples.inc(samples)
         return found

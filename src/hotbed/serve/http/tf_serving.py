@@ -9,8 +9,7 @@ from typing import NamedTuple, Protocol
 from hotbed.files import Json
 from hotbed.serve.http.errors import RequestError, wrong
 from hotbed.serve.http.limits import Limits
-from hotbed.serve.http.model import Answers
-from hotbed.serve.http.parts import Input, Part
+from hotbed.serve.http.parts import Answers, Input, Part
 from hotbed.serve.http.records import Records, Unencoded, are_records
 
 __all__ = ["Asked", "Asking", "answered", "asked_of", "told_status"]
