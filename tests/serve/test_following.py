@@ -32,7 +32,7 @@ from serve.followed_runs import (
 import hotbed as hb
 from hotbed.checkpoint import DamagedError
 from hotbed.serve.dense_weights import dense_of, with_weights
-from hotbed.serve.exporting import export_checkpoint
+from hotbed.serve.exporting import Origin, export_checkpoint
 from hotbed.serve.following import Follower
 from hotbed.serve.manifests import read_bundle
 from hotbed.serve.versions import open_layers, versions_of
@@ -202,9 +202,8 @@ def test_an_exported_checkpoint_is_known(tmp_path: Path) -> None:
     run = Run(tmp_path)
     saved = run.save()
     uid = json.loads(Path(saved.path, "checkpoint.json").read_text())["uid"]
-    bundle = export_checkpoint(
-        run.loaded(), tmp_path / "b", sample=batch_of(0), step=run.step, checkpoint=uid
-    )
+    origin = Origin(step=run.step, checkpoint=uid)
+    bundle = export_checkpoint(run.loaded(), tmp_path / "b", sample=batch_of(0), origin=origin)
     with Follower(bundle, run.root) as follower:
         assert follower.poll() is None
 

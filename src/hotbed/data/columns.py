@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from collections.abc import Sequence as Values
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
@@ -23,6 +24,8 @@ from hotbed.data.arrow_values import (
 )
 from hotbed.data.blocks import Builder
 from hotbed.data.fields import choice, fraction, name_or_none, names, number_or_none, text
+from hotbed.data.json_values import array_of, lists_of
+from hotbed.files import Json
 from hotbed.jagged import Jagged
 from hotbed.tables import COMBINERS
 
@@ -54,6 +57,8 @@ class Column(ABC):
     """Name of the kind in schema files."""
     key: ClassVar[str | None] = None
     """Entry of a batch that columns of this kind share; None: each has its own, by its name."""
+    json_types: ClassVar[tuple[str, ...]] = ("string", "integer", "null")
+    """Types of its values in JSON."""
 
     def reads(self, name: str) -> tuple[str, ...]:
         """Names of the columns of a file that it is made of."""
@@ -62,6 +67,10 @@ class Column(ABC):
     @abstractmethod
     def add(self, name: str, source: Source, builder: Builder) -> None:
         """Add to the batch what the columns hold; raises BadValue."""
+
+    def array(self, values: Values[Json]) -> pa.Array:
+        """Return values as JSON has them as an array that `add` takes; raises BadValue."""
+        return array_of(values)
 
 
 class Source:
@@ -97,6 +106,7 @@ class Label(Column):
 
     kind = "label"
     key = "label"
+    json_types = ("number", "string", "null")
 
     def add(self, name: str, source: Source, builder: Builder) -> None:
         given = numbers(source.arrays[name])
@@ -117,6 +127,7 @@ class Number(Column):
 
     kind = "number"
     key = "dense"
+    json_types = ("number", "string", "null")
 
     transform: str = "none"
     """``"none"``; ``"log"``: log(1 + max(x, 0)), as in `CriteoLog`; ``"standard"``: (x - mean) / std."""
@@ -223,6 +234,14 @@ class _OfValues(Feature):
 _IDS: Mapping[str, Callable[[pa.Array], Ints]] = {"hash": hashed, "int": integers}
 
 
+class _OfLists(_OfValues):
+    separator: str
+    json_types = ("array", "string", "integer", "null")
+
+    def array(self, values: Values[Json]) -> pa.Array:
+        return lists_of(values, self.separator)
+
+
 @dataclasses.dataclass(frozen=True)
 class Id(_OfValues):
     """A feature of one id a sample: int64 (B,)."""
@@ -234,7 +253,7 @@ class Id(_OfValues):
 
 
 @dataclasses.dataclass(frozen=True)
-class Ids(_OfValues):
+class Ids(_OfLists):
     """A feature of any number of ids a sample: `hotbed.Jagged`. Missing ids are left out."""
 
     kind = "ids"
@@ -259,7 +278,7 @@ class Ids(_OfValues):
 
 
 @dataclasses.dataclass(frozen=True)
-class Sequence(_OfValues):
+class Sequence(_OfLists):
     """A feature of the last ids of a list, in their order: int64 (B, length), padded at the end.
 
     The padding is -1, or `rows` in a static table, and the padding_idx of its table. Missing ids are left

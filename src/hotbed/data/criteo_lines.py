@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 import hotbed._core as _core
 from hotbed.data.lines import line_blocks
 
-__all__ = ["CATEGORIES", "DENSE", "Batch", "Block", "Reader"]
+__all__ = ["CATEGORIES", "COLUMNS", "DENSE", "WANTED", "Batch", "Block", "Reader"]
 
 DENSE = tuple(f"I{i}" for i in range(1, 14))
 """Names of the columns of numbers in a Criteo log: I1 to I13."""
@@ -22,10 +22,10 @@ CATEGORIES = tuple(f"C{i}" for i in range(1, 27))
 Batch = dict[str, torch.Tensor]
 """Entries by name; a `Jagged`, and the list of strings of a `Key`, pass for tensors here."""
 
-_COLUMNS = ("label", *DENSE, *CATEGORIES)
+COLUMNS = ("label", *DENSE, *CATEGORIES)
 _ROOM = 1 << 17
 """Rows for which there is room at first: a batch, or a window, may be larger than what the files hold."""
-_WANTED = {
+WANTED = {
     2: "0 or 1",
     3: "an integer of at most 18 digits",
     4: "8 hexadecimal digits",
@@ -192,7 +192,7 @@ class Reader:
         if fault == 5:
             return f"{where}longer than {_core.CRITEO_LONGEST_LINE} bytes; not a click log?"
         if fault == 1:
-            wanted = len(_COLUMNS) - (not labels)
+            wanted = len(COLUMNS) - (not labels)
             about = "label, 13 integers, 26 categories" if labels else "13 integers, 26 categories"
             remedy = ""
             if {column, wanted} == {39, 40}:
@@ -204,4 +204,4 @@ class Reader:
             return f"{where}{column} columns, expected {wanted} ({about}).{remedy}"
         shown = repr(field[:40].decode("utf-8", "backslashreplace"))
         dots = "..." if len(field) > 40 else ""
-        return f"{where}column {_COLUMNS[column]} holds {shown}{dots}, not {_WANTED[fault]}."
+        return f"{where}column {COLUMNS[column]} holds {shown}{dots}, not {WANTED[fault]}."

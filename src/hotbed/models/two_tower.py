@@ -81,11 +81,23 @@ class TwoTower(ClickModel):
     def user_vectors(self, batch: Mapping[str, Tensor]) -> Tensor:
         """Return the users' vectors, (B, w), of length 1."""
         dense = [dense_of(self, batch, self.num_dense)] if self.num_dense else []
-        return self._users(self._looked_up(batch, self.settings.user), dense)
+        return self.users_of(self._looked_up(batch, self.settings.user), dense)
 
     def item_vectors(self, batch: Mapping[str, Tensor]) -> Tensor:
         """Return the items' vectors, (B, w), of length 1."""
-        return self._items(self._looked_up(batch, self.settings.item))
+        return self.items_of(self._looked_up(batch, self.settings.item))
+
+    def users_of(self, vectors: Sequence[Tensor], dense: Sequence[Tensor] = ()) -> Tensor:
+        """Return the users' vectors, (B, w), of the looked-up vectors (B, d) of each feature of `user`.
+
+        Args:
+            dense: of one tensor (B, `num_dense`), if there are dense columns.
+        """
+        return normalize(self.user_tower(torch.cat([*dense, *vectors], 1)), dim=1)
+
+    def items_of(self, vectors: Sequence[Tensor]) -> Tensor:
+        """Return the items' vectors, (B, w), of the looked-up vectors (B, d) of each feature of `item`."""
+        return normalize(self.item_tower(torch.cat([*vectors], 1)), dim=1)
 
     def item_ids(self, batch: Mapping[str, Tensor]) -> Tensor:
         """Return the items' ids, int64 or int32 (B,).
@@ -110,7 +122,7 @@ class TwoTower(ClickModel):
         if dense:
             check_samples(self, dense[0], settings.user[0], vectors[0])
         count = len(settings.user)
-        users, items = self._users(vectors[:count], dense), self._items(vectors[count:])
+        users, items = self.users_of(vectors[:count], dense), self.items_of(vectors[count:])
         if not self.training:
             scores: Tensor = (users * items).sum(1) / settings.temperature
             return scores
@@ -129,9 +141,3 @@ class TwoTower(ClickModel):
             wanted = {name: wanted.get(name, empty) for name in self.features}
         vectors = self.embeddings(wanted)
         return [vectors[name] for name in features]
-
-    def _users(self, vectors: Sequence[Tensor], dense: Sequence[Tensor]) -> Tensor:
-        return normalize(self.user_tower(torch.cat([*dense, *vectors], 1)), dim=1)
-
-    def _items(self, vectors: Sequence[Tensor]) -> Tensor:
-        return normalize(self.item_tower(torch.cat([*vectors], 1)), dim=1)

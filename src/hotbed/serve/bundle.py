@@ -12,6 +12,9 @@
         tables/N.scales.npy      of rows in few bits: scale and offset of each
         tables/N.default.npy     the vector of an id without row
         tables/N.only.npy        of a dynamic table of which some ids were asked for: these, rising
+        topk/user.onnx           of a two-tower model: the users' tower, divided by the temperature
+        topk/ids.npy             ids of all items, rising
+        topk/vectors.npy         float32 vectors of the items, whose products with a user's are the scores
         versions/                newer versions, see `hotbed.serve.versions`
 """
 
@@ -25,12 +28,18 @@ from hotbed.checkpoint.entries import ModelEntry
 from hotbed.errors import HotbedError
 
 __all__ = [
+    "CRITEO",
     "DENSE",
     "FORMAT",
+    "ITEM_IDS",
+    "ITEM_VECTORS",
     "MANIFEST",
     "PROGRAM",
     "SAMPLE",
     "TABLES",
+    "TOPK",
+    "USER",
+    "USER_VECTOR",
     "VERSION",
     "VERSIONS",
     "BundleError",
@@ -41,6 +50,7 @@ __all__ = [
     "LookupEntry",
     "OutputEntry",
     "TableEntry",
+    "TopKEntry",
     "is_of_a_bundle",
 ]
 
@@ -53,6 +63,11 @@ MANIFEST, DENSE, PROGRAM, SAMPLE, TABLES, VERSIONS = (
     "tables",
     "versions",
 )
+CRITEO = "criteo"
+TOPK = "topk"
+USER, ITEM_IDS, ITEM_VECTORS = f"{TOPK}/user.onnx", f"{TOPK}/ids.npy", f"{TOPK}/vectors.npy"
+USER_VECTOR = "topk/user"
+"""What the users' tower answers. (A feature may have the name user.)"""
 
 
 def is_of_a_bundle(name: str) -> bool:
@@ -60,6 +75,7 @@ def is_of_a_bundle(name: str) -> bool:
     return name in (MANIFEST, DENSE, PROGRAM, SAMPLE) or name.partition("/")[0] in (
         TABLES,
         VERSIONS,
+        TOPK,
     )
 
 
@@ -134,6 +150,17 @@ class OutputEntry(TypedDict):
     """Of one sample."""
 
 
+class TopKEntry(TypedDict):
+    """Items of a two-tower model, and with what a user is asked."""
+
+    inputs: list[str]
+    """Names of the inputs that are a user's."""
+    items: int
+    """How many there are."""
+    width: int
+    """Columns of their vectors."""
+
+
 class Bundle(TypedDict):
     """The manifest."""
 
@@ -161,3 +188,8 @@ class Bundle(TypedDict):
     state_dict."""
     state_dict: NotRequired[dict[str, str]]
     """dtype and shape of each tensor in the model's state_dict but for its tables."""
+    topk: NotRequired[TopKEntry]
+    """Of a two-tower model, if it was exported with its items."""
+    encoding: NotRequired[str]
+    """`CRITEO`: columns become inputs as `hotbed.data.CriteoLog` has it. Left out: as the schema of `model`
+    says, if there is one."""

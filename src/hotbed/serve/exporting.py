@@ -62,13 +62,14 @@ from hotbed.serve.dense import (
     program_of,
 )
 from hotbed.serve.dense_weights import dense_of, shapes_of
+from hotbed.serve.item_vectors import Items, towers_of, write_items
 from hotbed.serve.lookups import Recorded, WithoutTables, recorded
 from hotbed.serve.reading import BundleTable, MappedRows, vectors_of
 from hotbed.serve.row_formats import ROW_FORMATS
 from hotbed.serve.sessions import Session, session_of
 from hotbed.serve.table_files import DEFAULTS, write_table
 
-__all__ = ["export", "export_checkpoint", "files_in"]
+__all__ = ["Origin", "export", "export_checkpoint", "files_in"]
 
 TOLERANCE = 1e-5
 """Of the answers of onnxruntime, beside those of torch: absolute, and relative to the largest."""
@@ -76,6 +77,16 @@ _ONE_AT_A_TIME = threading.Lock()
 """Threads that trace a model, which torch does for one, or put a bundle in its place."""
 SHOWN = 4
 """Samples in the sample request."""
+
+
+class Origin(NamedTuple):
+    """Where a model comes from, as a bundle says it."""
+
+    step: int | None = None
+    checkpoint: str | None = None
+    """`uid` of the checkpoint that it was loaded from; None: of none."""
+    encoding: str | None = None
+    """As in `Bundle`."""
 
 
 def export(
@@ -88,6 +99,7 @@ def export(
     default: str = "zeros",
     program: bool = False,
     step: int | None = None,
+    items: Items | None = None,
 ) -> Path:
     """Write a model as a bundle, which answers with onnxruntime and NumPy alone; see docs/serving.md.
 
@@ -102,6 +114,9 @@ def export(
         default: the vector of an id without row: "zeros", or the "mean" of the table's rows.
         program: whether the dense part is written as a `torch.export` program, too. It is a pickle.
         step: of the training, for answers to tell.
+        items: of a `hotbed.models.TwoTower`, batches with the item's features, of all items that top-k
+            answers. None: the rows of the item's table are the items, if its id is all that an item has;
+            else the bundle answers no top-k.
 
     Returns:
         The folder.
@@ -122,8 +137,8 @@ def export(
         tables=tables,
         default=default,
         program=program,
-        step=step,
-        checkpoint=None,
+        origin=Origin(step),
+        items=items,
     )
 
 
@@ -136,31 +151,17 @@ def export_checkpoint(
     tables: Mapping[str, object] | None = None,
     default: str = "zeros",
     program: bool = False,
-    step: int | None,
-    checkpoint: str | None,
+    origin: Origin,
+    items: Items | None = None,
 ) -> Path:
-    """Write a model as a bundle, as `export`.
-
-    Args:
-        checkpoint: `uid` of the checkpoint that the model was loaded from; None: of none.
-    """
-    for name, value, known in (("rows", rows, [*ROW_FORMATS]), ("default", default, DEFAULTS)):
-        if value not in known:
-            raise ExportError(f"{name} is {value!r}. Pass one of {', '.join(known)}.")
-    for module in ("onnx", "onnxscript", "onnxruntime"):
-        _needed(module)
-    if "://" in os.fsdecode(path):
-        raise ExportError(
-            f"{os.fsdecode(path)} is no folder of this machine. Write one, and copy it there."
-        )
-    target = os.path.abspath(os.fsdecode(path))
-    if os.path.lexists(target) and not os.path.isfile(os.path.join(target, MANIFEST)):
-        raise BundleError(f"{target} is there, and no bundle. Name another folder.")
+    """Write a model as a bundle, as `export`."""
+    target = _target(path, rows, default)
     stems = {table: stem for stem, table in tables_of(model).items()}
     only = _only(tables, {stem: table.spec.rows for table, stem in stems.items()})
     with _ONE_AT_A_TIME:
         traced = _traced(model, sample if isinstance(sample, tuple) else (sample,))
-    lookups = lookups_of_ids(traced.found.lookups, traced.leaves.named, stems)
+        lookups = lookups_of_ids(traced.found.lookups, traced.leaves.named, stems)
+        towers = towers_of(model, traced.leaves, traced.found, lookups, items)
     with _in_place_of(target) as folder:
         os.mkdir(os.path.join(folder, TABLES))
         entries: dict[str, TableEntry] = {}
@@ -175,12 +176,14 @@ def export_checkpoint(
             torch.export.save(traced.exported, os.path.join(folder, PROGRAM))
         taken = [each.name for each in traced.onnx.graph.input]
         inputs = inputs_of(traced.leaves.named, lookups, taken)
-        _write_sample(folder, traced, inputs, lookups, entries)
+        read = {stem: BundleTable([MappedRows(folder, about)]) for stem, about in entries.items()}
+        _write_sample(folder, traced, inputs, lookups, read)
+        topk = None if towers is None else write_items(folder, towers, read)
         about: dict[str, object] = {
             "format": FORMAT,
             "version": VERSION,
             "model": description_of(model),
-            "model_version": f"{'' if step is None else f'{step}-'}{new_uid()[:8]}",
+            "model_version": f"{'' if origin.step is None else f'{origin.step}-'}{new_uid()[:8]}",
             "inputs": inputs,
             "lookups": lookups,
             "outputs": outputs_of(named_outputs(traced.found.outputs)),
@@ -188,13 +191,32 @@ def export_checkpoint(
             "files": files_in(folder),
             "made_with": _versions(traced.onnx),
             "largest_difference": traced.difference,
-            "step": step,
-            "checkpoint": checkpoint,
+            "step": origin.step,
+            "checkpoint": origin.checkpoint,
             "parameters": traced.parameters,
             "state_dict": shapes_of(dense_of(model)),
         }
+        more = {"encoding": origin.encoding, "topk": topk}
+        about |= {key: value for key, value in more.items() if value is not None}
         write_json_sealed(os.path.join(folder, MANIFEST), about)
     return Path(target)
+
+
+def _target(path: str | os.PathLike[str], rows: str, default: str) -> str:
+    """Return the absolute path of a bundle; raises what `export` raises before it looks at the model."""
+    for name, value, known in (("rows", rows, [*ROW_FORMATS]), ("default", default, DEFAULTS)):
+        if value not in known:
+            raise ExportError(f"{name} is {value!r}. Pass one of {', '.join(known)}.")
+    for module in ("onnx", "onnxscript", "onnxruntime"):
+        _needed(module)
+    if "://" in os.fsdecode(path):
+        raise ExportError(
+            f"{os.fsdecode(path)} is no folder of this machine. Write one, and copy it there."
+        )
+    target = os.path.abspath(os.fsdecode(path))
+    if os.path.lexists(target) and not os.path.isfile(os.path.join(target, MANIFEST)):
+        raise BundleError(f"{target} is there, and no bundle. Name another folder.")
+    return target
 
 
 def _write_sample(
@@ -202,7 +224,7 @@ def _write_sample(
     traced: _Traced,
     inputs: Sequence[InputEntry],
     lookups: Sequence[LookupEntry],
-    entries: Mapping[str, TableEntry],
+    tables: Mapping[str, BundleTable],
 ) -> None:
     """Write a request of a few samples, and what the bundle answers."""
     outputs = named_outputs(traced.found.outputs)
@@ -210,9 +232,6 @@ def _write_sample(
     shown = {
         each["name"]: first_samples(traced.leaves.named[each["name"]], SHOWN, count)
         for each in inputs
-    }
-    tables = {
-        stem: BundleTable([MappedRows(folder, about)], stem) for stem, about in entries.items()
     }
     vectors = {
         each["vectors"]: torch.from_numpy(

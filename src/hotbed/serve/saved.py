@@ -11,8 +11,8 @@ from hotbed.checkpoint.folder import latest
 from hotbed.checkpoint.loading import load_model
 from hotbed.checkpoint.manifest import read_manifest
 from hotbed.data import ColumnFiles, CriteoLog, Schema
-from hotbed.serve.bundle import ExportError
-from hotbed.serve.exporting import export_checkpoint
+from hotbed.serve.bundle import CRITEO, ExportError
+from hotbed.serve.exporting import Origin, export_checkpoint
 from hotbed.storage import Storage
 
 __all__ = ["export_saved"]
@@ -59,7 +59,10 @@ def export_saved(
             sample=sample,
             rows=rows,
             default=default,
-            step=manifest["step"],
-            checkpoint=manifest.get("uid"),
+            origin=Origin(
+                manifest["step"],
+                manifest.get("uid"),
+                CRITEO if isinstance(reader, CriteoLog) else None,
+            ),
         )
     return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())

@@ -58,6 +58,7 @@ def app_of(settings: ServeSettings) -> Gate:
         v2 = "/v2/models/{name}" + of_version
         routes += [
             Route(f"{v1}:predict", paths.predict, methods=post),
+            Route(f"{v1}:topk", paths.topk, methods=post),
             Route(f"{v1}/metadata", paths.v1_metadata, methods=get),
             Route(v1, paths.v1_status, methods=get),
             Route(f"{v2}/infer", paths.infer, methods=post),

@@ -13,8 +13,7 @@ import numpy as np
 from hotbed.serve.http.errors import busy
 from hotbed.serve.http.limits import Limits
 from hotbed.serve.http.metrics import Metrics
-from hotbed.serve.http.model import Answers, ServedModel
-from hotbed.serve.http.parts import Part
+from hotbed.serve.http.parts import Answering, Answers, Part
 from hotbed.serve.http.rows import Rows
 
 __all__ = ["Batcher"]
@@ -26,7 +25,7 @@ REMEMBERED = 0.9
 class _Waiting:
     """A request that waits for its answer."""
 
-    def __init__(self, model: ServedModel, asked: Mapping[str, Part], samples: int) -> None:
+    def __init__(self, model: Answering, asked: Mapping[str, Part], samples: int) -> None:
         self.model, self.asked, self.samples = model, asked, samples
         self.answer: asyncio.Future[Answers] = asyncio.get_running_loop().create_future()
         self.since = time.monotonic()
@@ -50,7 +49,7 @@ class Batcher:
         self._running: set[asyncio.Task[None] | None] = set()
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="hotbed-answers")
 
-    async def answers(self, model: ServedModel, asked: Mapping[str, Part], samples: int) -> Answers:
+    async def answers(self, model: Answering, asked: Mapping[str, Part], samples: int) -> Answers:
         """Return the outputs of some samples.
 
         Raises:
@@ -62,7 +61,7 @@ class Batcher:
         waiting = _Waiting(model, asked, samples)
         self._waiting.append(waiting)
         self._samples += samples
-        self._metrics.waiting.set(self._samples)
+        self._metrics.waiting.inc(samples)
         if len(self._running) < self._rows.at_once:
             self._running.add(asyncio.create_task(self._run()))
         return await waiting.answer
@@ -90,7 +89,7 @@ class Batcher:
             for each, answers in zip(batch, _split(batch, found), strict=True):
                 if not each.answer.done():
                     each.answer.set_result(answers)
-        self._samples -= samples
+        self._fewer(samples)
         self._measured((time.monotonic() - begun) / samples, samples)
 
     def _taken(self) -> list[_Waiting]:
@@ -111,13 +110,16 @@ class Batcher:
         return batch
 
     def _dropped(self, waiting: _Waiting) -> None:
-        self._samples -= waiting.samples
+        self._fewer(waiting.samples)
         if not waiting.answer.done():
             waiting.answer.set_exception(busy("It has waited too long. Come again.", 1))
 
+    def _fewer(self, samples: int) -> None:
+        self._samples -= samples
+        self._metrics.waiting.dec(samples)
+
     def _measured(self, seconds: float, samples: int) -> None:
         self._metrics.batch.observe(samples)
-        self._metrics.waiting.set(self._samples)
         kept = REMEMBERED if self._seconds else 0.0
         self._seconds = kept * self._seconds + (1 - kept) * seconds
 

@@ -58,6 +58,7 @@ async def _unknown(scope: Scope, receive: Receive, send: Send) -> None:
 
 def _endpoint(path: str) -> str:
     """Return what a request asked for, of few names."""
-    if path.endswith(":predict"):
-        return "predict"
+    for verb in ("predict", "topk"):
+        if path.endswith(f":{verb}"):
+            return verb
     return "infer" if path.endswith("/infer") else "other"

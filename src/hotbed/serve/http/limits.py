@@ -24,6 +24,10 @@ class Limits:
     samples: int = 8192
     ids: int = 10_000
     """In one bag."""
+    k: int = 1000
+    """Items that top-k answers of a sample."""
+    items: int = 200_000
+    """Items that top-k answers of all samples of a request."""
     seconds: float = 10.0
     """To send headers, to send a body, and to be answered in."""
     waiting: float = 0.25
@@ -34,7 +38,7 @@ class Limits:
     """Samples of different requests that are answered at once."""
 
     def __post_init__(self) -> None:
-        for name in ("body", "samples", "ids", "connections", "batch"):
+        for name in ("body", "samples", "ids", "k", "items", "connections", "batch"):
             check_count(name, getattr(self, name))
         for name in ("seconds", "waiting"):
             if not 0 < getattr(self, name) < 86_400:

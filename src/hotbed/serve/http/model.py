@@ -7,19 +7,18 @@ import os
 from collections.abc import Mapping
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hotbed.serve.bundle import SAMPLE, BundleError
-from hotbed.serve.http.parts import Part, inputs_of_bundle
+from hotbed.serve.http.parts import Answers, Input, Part, inputs_of_bundle, looked_up
+from hotbed.serve.http.records import records_of
 from hotbed.serve.http.settings import ServeSettings
-from hotbed.serve.reading import ReadTable, RequestedLookup, vectors_of_all
+from hotbed.serve.http.topk import topk_of
+from hotbed.serve.reading import ReadTable
 from hotbed.serve.sessions import session_of
 from hotbed.serve.versions import Version, fault_of_sizes, open_layers
 
-__all__ = ["Answers", "ServedModel"]
+__all__ = ["ServedModel"]
 
-Answers = dict[str, NDArray[np.generic]]
-"""Outputs by name, (B, ...) each."""
 TOLERANCE = 1e-3
 """Between answers of the sample here and where it was exported, absolute and relative to the largest."""
 
@@ -42,8 +41,10 @@ class ServedModel:
         self.about = layers.about
         if fault := fault_of_sizes(folder, self.about["files"]):
             raise BundleError(f"{fault} Export the model again.")
-        self.inputs = inputs_of_bundle(self.about, settings.limits)
-        self.tables = layers.tables
+        self.inputs: Mapping[str, Input] = inputs_of_bundle(self.about, settings.limits)
+        self.records = records_of(self.about, self.inputs, settings.limits)
+        self.lookups, self.tables = self.about["lookups"], layers.tables
+        self.topk = topk_of(folder, layers, self.inputs, settings.threads)
         self._outputs = [each["name"] for each in self.about["outputs"]]
         self._dense = session_of(layers.dense, settings.threads)
         with open(os.path.join(folder, SAMPLE), encoding="utf-8") as file:
@@ -59,18 +60,7 @@ class ServedModel:
         fed = {
             name: asked[name].values for name, each in self.inputs.items() if each.about["dense"]
         }
-        lookups = []
-        for lookup in self.about["lookups"]:
-            part = asked[lookup["input"]]
-            ids, offsets = self.inputs[lookup["input"]].bags(part)
-            table = tables[lookup["table"]]
-            if lookup["combiner"] == "none":
-                ids = ids.reshape(part.values.shape)
-                lookups.append(RequestedLookup(lookup, table, ids, None))
-            else:
-                lookups.append(RequestedLookup(lookup, table, ids, offsets))
-        for each, vectors in zip(lookups, vectors_of_all(lookups), strict=True):
-            fed[each.lookup["vectors"]] = vectors
+        fed |= looked_up(self.lookups, self.inputs, tables, asked)
         return dict(zip(self._outputs, self._dense.run(self._outputs, fed), strict=True))
 
     def _warm_up(self, folder: str) -> None:

@@ -10,8 +10,8 @@ import numpy as np
 from hotbed.files import Json
 from hotbed.serve.http.errors import RequestError, wrong
 from hotbed.serve.http.limits import Limits
-from hotbed.serve.http.model import Answers, ServedModel
-from hotbed.serve.http.parts import Input, Part
+from hotbed.serve.http.model import ServedModel
+from hotbed.serve.http.parts import Answers, Input, Part
 
 __all__ = ["Asked", "answered", "asked_of", "datatypes_of", "metadata_of"]
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import importlib.metadata
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from hotbed.serve.bundle import OutputEntry
 from hotbed.serve.http.limits import Limits
 from hotbed.serve.http.model import ServedModel
 from hotbed.serve.http.open_inference import datatypes_of
+from hotbed.serve.http.records import Records
 from hotbed.serve.http.settings import ServeSettings
+from hotbed.serve.http.tf_serving import Asking
+from hotbed.serve.http.topk import TopK
 
 __all__ = ["openapi_of"]
 
@@ -34,7 +37,7 @@ def openapi_of(settings: ServeSettings, model: ServedModel) -> object:
     paths = {
         f"{v1}:predict": _post(
             "Answer samples, as TensorFlow Serving does",
-            _predict_body(model, limits),
+            _body(model, limits, {}),
             _predict_answer(model),
         ),
         v1: _get("Tell the state of the version that is served"),
@@ -53,6 +56,17 @@ def openapi_of(settings: ServeSettings, model: ServedModel) -> object:
         "/readyz": _get("Tell whether the server answers"),
         "/sample": _get("Tell a request of a few samples, and its answers"),
     }
+    if isinstance(model.topk, TopK):
+        k = {"k": {"type": "integer", "minimum": 1, "maximum": limits.k}}
+        lists = {
+            name: _array(_array({"type": kind}))
+            for name, kind in (("items", "integer"), ("scores", "number"))
+        }
+        paths[f"{v1}:topk"] = _post(
+            "Tell the items with the highest scores for users",
+            _body(model.topk, limits, k),
+            _object(lists),
+        )
     components: _Schema = {"schemas": {"Error": _object({"error": {"type": "string"}})}}
     page: _Schema = {
         "openapi": "3.1.0",
@@ -70,7 +84,8 @@ def openapi_of(settings: ServeSettings, model: ServedModel) -> object:
     return page
 
 
-def _predict_body(model: ServedModel, limits: Limits) -> _Schema:
+def _body(model: Asking, limits: Limits, more: Mapping[str, object]) -> _Schema:
+    """Return the schema of a body with inputs, or with columns. `more`: what else it may have."""
     samples = {"type": "array", "minItems": 1, "maxItems": limits.samples}
     of_each = {name: each.schema() for name, each in model.inputs.items()}
     columns = {name: {**samples, "items": schema} for name, schema in of_each.items()}
@@ -80,8 +95,25 @@ def _predict_body(model: ServedModel, limits: Limits) -> _Schema:
     inputs = _object(columns)
     if only is not None:
         inputs = {"anyOf": [inputs, {**samples, "items": only}]}
-    name = {"signature_name": {"const": "serving_default"}}
-    return {"oneOf": [_object({"instances": instances}, name), _object({"inputs": inputs}, name)]}
+    name = {"signature_name": {"const": "serving_default"}, **more}
+    forms = [_object({"instances": instances}, name), _object({"inputs": inputs}, name)]
+    if isinstance(model.records, Records):
+        cells = {name: _cell(types) for name, types in model.records.columns.needed.items()}
+        rest: _Schema = {name: {} for name in model.records.columns.optional}
+        records = {**samples, "items": _object(cells, rest)}
+        by_column = _object(
+            {name: {**samples, "items": cell} for name, cell in cells.items()}, rest
+        )
+        forms += [_object({"records": records}, name), _object({"columns": by_column}, name)]
+    return {"oneOf": forms}
+
+
+def _cell(types: Sequence[str]) -> _Schema:
+    """Return the schema of a value of a column."""
+    found: _Schema = {"type": [*dict.fromkeys(types)]}
+    if "array" in types:
+        found["items"] = {"type": [each for each in dict.fromkeys(types) if each != "array"]}
+    return found
 
 
 def _predict_answer(model: ServedModel) -> _Schema:

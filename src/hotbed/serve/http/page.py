@@ -64,11 +64,14 @@ async function show() {
   name = Object.keys(page.paths)[0].split("/")[3].replace(/:predict$/, "");
   const about = await got("v1/models/" + encodeURIComponent(name) + "/metadata");
   at("title").textContent = name + ", version " + about.model_spec.version;
-  at("paths").textContent = "POST /v1/models/" + name + ":predict, /v2/models/" + name + "/infer";
+  at("paths").textContent = "POST /v1/models/" + name + ":predict, " + (about.metadata.topk ? ":topk, " : "")
+    + "/v2/models/" + name + "/infer";
   for (const each of about.metadata.inputs) {
     const shape = each.shape.length ? each.shape.map((n) => n < 0 ? "any number" : n).join(" × ") : "one";
     row([each.name, each.kind, each.dtype, shape]);
   }
+  for (const [column, types] of Object.entries(about.metadata.columns || {}))
+    row([column, "column of records", types.join(", "), "one"]);
   for (const each of about.metadata.outputs)
     row([each.name, "answered", each.dtype, each.shape.join(" × ") || "one"]);
   const sample = await got("sample");

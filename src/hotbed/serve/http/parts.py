@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import abc
 import itertools
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 from numpy.typing import NDArray
+from torch import Tensor
 
 from hotbed.files import Json
+from hotbed.jagged import Jagged
 from hotbed.serve.bundle import Bundle, InputEntry, LookupEntry
 from hotbed.serve.http.errors import RequestError, wrong
 from hotbed.serve.http.limits import Limits
+from hotbed.serve.reading import BundleTable, ReadTable, RequestedLookup, vectors_of_all
+from hotbed.serve.versions import Version
 
-__all__ = ["Input", "Part", "inputs_of_bundle"]
+__all__ = ["Answers", "Answering", "Input", "Part", "inputs_of_bundle", "looked_up"]
 
+Answers = dict[str, NDArray[np.generic]]
+"""Outputs by name, (B, ...) each."""
 Flat = list[Json]
 _WIDE: dict[str, npt.DTypeLike] = {"f": np.float64, "i": np.int64, "u": np.int64}
 """Types in which numbers are checked, by the kinds of those that are taken."""
@@ -66,6 +72,15 @@ class Input(abc.ABC):
         """
 
     @abc.abstractmethod
+    def of_batch(self, entry: Tensor | Jagged) -> Part:
+        """Return the values of an entry of a batch, as the data's reader makes it.
+
+        Raises:
+            RequestError: an id is out of range, or a bag too large.
+            ValueError: it is of another kind or shape than the signature says.
+        """
+
+    @abc.abstractmethod
     def joined(self, parts: Sequence[Part]) -> Part:
         """Return the samples of all parts."""
 
@@ -107,6 +122,19 @@ class Input(abc.ABC):
             raise wrong(self.name, "an id is no 64-bit integer.") from None
         self._ids.check(self.name, values)
         return self._cast(values)
+
+    def checked_array(self, values: NDArray[np.generic]) -> NDArray[np.generic]:
+        """Return (n,) numbers or ids of an array; raises RequestError where they are out of range."""
+        if self._ids is not None:
+            self._ids.check(self.name, values.astype(np.int64, copy=False))
+        return self._cast(values)
+
+    def other_shape(self, entry: Tensor | Jagged) -> ValueError:
+        """Return the error of an entry that is not as the signature says."""
+        told = "bags" if isinstance(entry, Jagged) else f"of shape {tuple(entry.shape)}"
+        return ValueError(
+            f"{self.name} is {told}, and {self.about['shape']} a sample is asked with."
+        )
 
     def _numbers(self, flat: Flat, kinds: set[type]) -> NDArray[np.generic]:
         dtype = np.dtype(self.about["dtype"])
@@ -178,6 +206,12 @@ class Fixed(Input):
             raise wrong(self.name, f"takes the shape [samples, {_shape(wanted)}], not {[*shape]}.")
         return Part(self.checked(flat).reshape(shape[0], *wanted))
 
+    def of_batch(self, entry: Tensor | Jagged) -> Part:
+        if isinstance(entry, Jagged) or [*entry.shape[1:]] != self.about["shape"]:
+            raise self.other_shape(entry)
+        values = entry.numpy()
+        return Part(self.checked_array(values.reshape(-1)).reshape(values.shape))
+
     def schema(self) -> dict[str, object]:
         found = self.leaf()
         for size in reversed(self.about["shape"]):
@@ -223,7 +257,22 @@ class Bags(Input):
         size = shape[1] if len(shape) == 2 else 1
         return self._of_lengths(flat, np.full(shape[0], size, np.int64))
 
+    def of_batch(self, entry: Tensor | Jagged) -> Part:
+        if isinstance(entry, Jagged):
+            offsets = self._ends(np.diff(entry.offsets.numpy()))
+            return Part(self.checked_array(entry.values.numpy()), offsets)
+        if entry.dim() > 2:
+            raise self.other_shape(entry)
+        values = entry.numpy().reshape(len(entry), -1)
+        offsets = self._ends(np.full(len(values), values.shape[1]))
+        return Part(self.checked_array(values.reshape(-1)), offsets)
+
     def _of_lengths(self, flat: Flat, lengths: NDArray[np.int64]) -> Part:
+        offsets = self._ends(lengths)
+        return Part(self.checked(flat), offsets)
+
+    def _ends(self, lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return (B + 1,) where bags begin and end; raises RequestError where one is too large."""
         longest = int(lengths.max(initial=0))
         if longest > self.limits.ids:
             raise RequestError(
@@ -231,7 +280,7 @@ class Bags(Input):
             )
         offsets = np.zeros(len(lengths) + 1, np.int64)
         np.cumsum(lengths, out=offsets[1:])
-        return Part(self.checked(flat), offsets)
+        return offsets
 
     def schema(self) -> dict[str, object]:
         return {"type": "array", "items": self.leaf(), "maxItems": self.limits.ids}
@@ -247,6 +296,18 @@ class Bags(Input):
         return part.values.astype(np.int64, copy=False), part.offsets
 
 
+class Answering(Protocol):
+    """Something that answers samples, those of several requests at once."""
+
+    at: Version
+    inputs: Mapping[str, Input]
+    lookups: list[LookupEntry]
+    tables: Mapping[str, BundleTable]
+    """Its own, from which others get rows."""
+
+    def answers(self, asked: Mapping[str, Part], tables: Mapping[str, ReadTable]) -> Answers: ...
+
+
 def inputs_of_bundle(bundle: Bundle, limits: Limits) -> dict[str, Input]:
     """Return what is asked with, by name."""
     found: dict[str, Input] = {}
@@ -256,6 +317,27 @@ def inputs_of_bundle(bundle: Bundle, limits: Limits) -> dict[str, Input]:
         kind = Bags if about["shape"] == [-1] else Fixed
         found[about["name"]] = kind(about, ids, limits)
     return found
+
+
+def looked_up(
+    lookups: Sequence[LookupEntry],
+    inputs: Mapping[str, Input],
+    tables: Mapping[str, ReadTable],
+    asked: Mapping[str, Part],
+) -> Answers:
+    """Return the vectors of some samples, by the names that the dense part has for them."""
+    requested = []
+    for lookup in lookups:
+        part = asked[lookup["input"]]
+        ids, offsets = inputs[lookup["input"]].bags(part)
+        table = tables[lookup["table"]]
+        if lookup["combiner"] == "none":
+            ids = ids.reshape(part.values.shape)
+            requested.append(RequestedLookup(lookup, table, ids, None))
+        else:
+            requested.append(RequestedLookup(lookup, table, ids, offsets))
+    found = vectors_of_all(requested)
+    return {each.lookup["vectors"]: one for each, one in zip(requested, found, strict=True)}
 
 
 def _told(flat: Flat, taken: tuple[type, ...]) -> str:

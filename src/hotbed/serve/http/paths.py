@@ -10,14 +10,18 @@ import orjson
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
+from hotbed.files import Json
 from hotbed.serve.http import open_inference, tf_serving
 from hotbed.serve.http.bodies import json_of
 from hotbed.serve.http.errors import RequestError
+from hotbed.serve.http.limits import Limits
 from hotbed.serve.http.metrics import CONTENT_TYPE_LATEST
 from hotbed.serve.http.model import ServedModel
 from hotbed.serve.http.openapi import openapi_of
 from hotbed.serve.http.page import PAGE
+from hotbed.serve.http.records import Records, are_records
 from hotbed.serve.http.server import Server
+from hotbed.serve.http.topk import NoItems, check_answer, k_of
 
 __all__ = ["Paths", "json_response"]
 
@@ -61,9 +65,20 @@ class Paths:
     async def predict(self, request: Request) -> Response:
         model = self._model(request)
         body = await json_of(request, self._server.limits)
-        asked = tf_serving.asked_of(body, model, self._server.limits)
+        asked = await _asked(body, model, self._server.limits)
         answers = await self._server.answers(model, asked.parts, asked.samples)
         return json_response(tf_serving.answered(answers, asked), headers=_told(model))
+
+    async def topk(self, request: Request) -> Response:
+        model = self._model(request)
+        body = await json_of(request, self._server.limits)
+        if isinstance(model.topk, NoItems):
+            raise RequestError(*model.topk)
+        k, body = k_of(body, self._server.limits)
+        asked = await _asked(body, model.topk, self._server.limits)
+        check_answer(asked.samples, k, self._server.limits)
+        answers = await self._server.answers(model.topk.best(k), asked.parts, asked.samples)
+        return json_response(answers, headers=_told(model))
 
     async def v1_status(self, request: Request) -> Response:
         return json_response(tf_serving.told_status(self._model(request).version))
@@ -71,7 +86,13 @@ class Paths:
     async def v1_metadata(self, request: Request) -> Response:
         model = self._model(request)
         spec = {"name": self._server.settings.name, "version": model.version, "signature_name": ""}
-        about = {key: model.about[key] for key in ("inputs", "lookups", "outputs", "tables")}
+        about: dict[str, object] = {
+            key: model.about[key] for key in ("inputs", "lookups", "outputs", "tables")
+        }
+        if isinstance(model.records, Records):
+            about["columns"] = model.records.columns.needed
+        if not isinstance(model.topk, NoItems):
+            about["topk"] = model.about["topk"]
         return json_response({"model_spec": spec, "metadata": about}, headers=_told(model))
 
     async def v2_server(self, request: Request) -> Response:
@@ -108,6 +129,13 @@ class Paths:
         if version is not None and version != model.version:
             raise RequestError(404, f"This version is not served; {model.version} is.")
         return model
+
+
+async def _asked(body: Json, model: tf_serving.Asking, limits: Limits) -> tf_serving.Asked:
+    """Return what a body asks with. Columns are encoded beside the event loop, which takes some time."""
+    if are_records(body):
+        return await asyncio.to_thread(tf_serving.asked_of, body, model, limits)
+    return tf_serving.asked_of(body, model, limits)
 
 
 def _told(model: ServedModel) -> dict[str, str]:

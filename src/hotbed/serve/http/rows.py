@@ -9,8 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hotbed.serve.http.errors import busy
-from hotbed.serve.http.model import ServedModel
-from hotbed.serve.http.parts import Part
+from hotbed.serve.http.parts import Answering, Part
 from hotbed.serve.reading import FetchedTable, ReadTable
 from hotbed.serve.shards.fetching import Fetcher, ShardError
 from hotbed.serve.shards.messages import Wanted
@@ -26,9 +25,7 @@ class Rows(abc.ABC):
     """Batches that are answered at a time."""
 
     @abc.abstractmethod
-    async def tables(
-        self, model: ServedModel, asked: Mapping[str, Part]
-    ) -> Mapping[str, ReadTable]:
+    async def tables(self, model: Answering, asked: Mapping[str, Part]) -> Mapping[str, ReadTable]:
         """Return tables by name, which have the rows that samples need.
 
         Raises:
@@ -43,9 +40,7 @@ class Rows(abc.ABC):
 class MappedFiles(Rows):
     """Files of the bundle, mapped into the memory of this process."""
 
-    async def tables(
-        self, model: ServedModel, asked: Mapping[str, Part]
-    ) -> Mapping[str, ReadTable]:
+    async def tables(self, model: Answering, asked: Mapping[str, Part]) -> Mapping[str, ReadTable]:
         return model.tables
 
     async def close(self) -> None: ...
@@ -63,9 +58,7 @@ class Shards(Rows):
     async def close(self) -> None:
         await self._fetcher.close()
 
-    async def tables(
-        self, model: ServedModel, asked: Mapping[str, Part]
-    ) -> Mapping[str, ReadTable]:
+    async def tables(self, model: Answering, asked: Mapping[str, Part]) -> Mapping[str, ReadTable]:
         splits = self._splits.get(model.at.base)
         if splits is None:
             splits = Splits(model.tables, self._fetcher.shards)
@@ -74,28 +67,28 @@ class Shards(Rows):
         cuts = {name: splits.cuts(name, each) for name, each in ids.items()}
         wanted = [
             Wanted(
-                model.version,
+                model.at.model_version,
                 {name: ids[name][cut[n] : cut[n + 1]] for name, cut in cuts.items()},
             )
             for n in range(splits.shards)
         ]
-        dims = {name: about["dim"] for name, about in model.about["tables"].items()}
+        dims = {name: table.about["dim"] for name, table in model.tables.items()}
         try:
             parts = await self._fetcher.rows(wanted, dims)
         except ShardError as error:
             raise busy(str(error), 1) from None
         return {
             name: FetchedTable(
-                model.about["tables"][name], each, np.concatenate([part[name] for part in parts])
+                model.tables[name].about, each, np.concatenate([part[name] for part in parts])
             )
             for name, each in ids.items()
         }
 
 
-def _distinct(model: ServedModel, asked: Mapping[str, Part]) -> dict[str, NDArray[np.int64]]:
+def _distinct(model: Answering, asked: Mapping[str, Part]) -> dict[str, NDArray[np.int64]]:
     """Return the ids of each table that samples need, rising, each once."""
     found: dict[str, list[NDArray[np.int64]]] = {}
-    for lookup in model.about["lookups"]:
+    for lookup in model.lookups:
         ids, _ = model.inputs[lookup["input"]].bags(asked[lookup["input"]])
         if lookup["padding_idx"] is not None:
             ids = ids[ids != lookup["padding_idx"]]

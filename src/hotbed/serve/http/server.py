@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from hotbed.serve.bundle import BundleError
 from hotbed.serve.http.batching import Batcher
 from hotbed.serve.http.metrics import Metrics
-from hotbed.serve.http.model import Answers, ServedModel
-from hotbed.serve.http.parts import Part
+from hotbed.serve.http.model import ServedModel
+from hotbed.serve.http.parts import Answering, Answers, Part
 from hotbed.serve.http.rows import MappedFiles, Rows, Shards
 from hotbed.serve.http.settings import ServeSettings
 from hotbed.serve.shards.addresses import Addresses
@@ -49,6 +49,8 @@ class Server:
             token = tokens[0] if tokens else None
             self._rows = Shards(Fetcher(Addresses(file), self.limits.seconds, token))
         self._batcher = Batcher(self._rows, self.limits, self.metrics)
+        self._searches = Batcher(self._rows, self.limits, self.metrics)
+        """Apart, as a search of all items may take longer than many answers."""
 
     async def end(self) -> None:
         """Give back what is held."""
@@ -59,10 +61,11 @@ class Server:
         self.metrics.versions.inc()
         return model
 
-    async def answers(self, model: ServedModel, parts: Mapping[str, Part], samples: int) -> Answers:
+    async def answers(self, model: Answering, parts: Mapping[str, Part], samples: int) -> Answers:
         """Return the outputs of some samples; see `Batcher.answers`."""
+        batcher = self._batcher if isinstance(model, ServedModel) else self._searches
         found = await asyncio.wait_for(
-            self._batcher.answers(model, parts, samples), 2 * self.limits.seconds
+            batcher.answers(model, parts, samples), 2 * self.limits.seconds
         )
         self.metrics.samples.inc(samples)
         return found

@@ -1,17 +1,25 @@
-"""Requests and answers as TensorFlow Serving has them: ``/v1/models/NAME:predict``."""
+"""Requests and answers as TensorFlow Serving has them: ``/v1/models/NAME:predict``. They may have columns in
+place of inputs, see `hotbed.serve.http.records`."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from hotbed.files import Json
 from hotbed.serve.http.errors import RequestError, wrong
 from hotbed.serve.http.limits import Limits
-from hotbed.serve.http.model import Answers, ServedModel
-from hotbed.serve.http.parts import Part
+from hotbed.serve.http.parts import Answers, Input, Part
+from hotbed.serve.http.records import Records, Unencoded, are_records
 
-__all__ = ["Asked", "answered", "asked_of", "told_status"]
+__all__ = ["Asked", "Asking", "answered", "asked_of", "told_status"]
+
+
+class Asking(Protocol):
+    """Something that is asked with inputs, or with the columns that they are made of."""
+
+    inputs: Mapping[str, Input]
+    records: Records | Unencoded
 
 
 class Asked(NamedTuple):
@@ -23,12 +31,16 @@ class Asked(NamedTuple):
     """True: a sample an entry. False: a list an input."""
 
 
-def asked_of(body: Json, model: ServedModel, limits: Limits) -> Asked:
+def asked_of(body: Json, model: Asking, limits: Limits) -> Asked:
     """Return what the body of a request asks with.
 
     Raises:
         RequestError: it is not as the signature says.
     """
+    if isinstance(body, dict) and are_records(body):
+        if isinstance(model.records, Unencoded):
+            raise RequestError(*model.records)
+        return Asked(*model.records.encoded(body), by_rows="records" in body)
     if not isinstance(body, dict):
         raise RequestError(400, "The body is an object with instances or inputs.")
     if unknown := {*body} - {"instances", "inputs", "signature_name"}:
@@ -52,7 +64,7 @@ def asked_of(body: Json, model: ServedModel, limits: Limits) -> Asked:
     return Asked(parts, count, by_rows)
 
 
-def _of_rows(instances: Json, model: ServedModel) -> dict[str, list[Json]]:
+def _of_rows(instances: Json, model: Asking) -> dict[str, list[Json]]:
     if not isinstance(instances, list):
         raise wrong("instances", "is a list with a sample an entry.")
     names = [*model.inputs]
@@ -66,7 +78,7 @@ def _of_rows(instances: Json, model: ServedModel) -> dict[str, list[Json]]:
     return {name: [each[name] for each in instances] for name in names}  # type: ignore[index, call-overload]
 
 
-def _of_inputs(inputs: Json, model: ServedModel) -> dict[str, list[Json]]:
+def _of_inputs(inputs: Json, model: Asking) -> dict[str, list[Json]]:
     names = [*model.inputs]
     if isinstance(inputs, list) and len(names) == 1:
         return {names[0]: inputs}
@@ -82,7 +94,7 @@ def _of_inputs(inputs: Json, model: ServedModel) -> dict[str, list[Json]]:
     return columns
 
 
-def _refuse_names(given: Mapping[str, Json], model: ServedModel, where: str) -> None:
+def _refuse_names(given: Mapping[str, Json], model: Asking, where: str) -> None:
     names = ", ".join(model.inputs)
     for name in model.inputs:
         if name not in given:

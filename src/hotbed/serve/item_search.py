@@ -1,0 +1,138 @@
+"""Vectors of all items in a bundle, and the best of them for a user.
+
+Shapes: N items, Q users, w columns of a vector.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import NamedTuple, cast
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from hotbed.serve.bundle import ITEM_IDS, ITEM_VECTORS, BundleError, TopKEntry
+
+__all__ = ["Best", "ItemVectors"]
+
+_SCORES = 1 << 22
+"""Products that are in memory at a time, and numbers of vectors that are compared again."""
+_QUERIES, _LEAST, _MOST = 256, 4096, 65_536
+"""Most users at a time, and least and most items in a block."""
+_SPARE = 16
+"""Items beyond k that are compared again, as rounding may have put them behind."""
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float32]
+
+
+class Best(NamedTuple):
+    """Result of a search."""
+
+    ids: Ints
+    """(Q, k), the best first; of as many columns as there are items, where these are fewer than k."""
+    scores: Floats
+    """(Q, k) float32."""
+
+
+class ItemVectors:
+    """Ids and vectors of items, mapped into memory. Several threads may search at once.
+
+    Args:
+        folder: the bundle's.
+        about: what its manifest says of them.
+
+    Raises:
+        BundleError: a file is damaged.
+        OSError: as of files.
+    """
+
+    def __init__(self, folder: str, about: TopKEntry) -> None:
+        count, width = about["items"], about["width"]
+        self.ids = cast(Ints, _mapped(folder, ITEM_IDS, np.int64, (count,)))
+        """(N,), rising."""
+        self.vectors = cast(Floats, _mapped(folder, ITEM_VECTORS, np.float32, (count, width)))
+        """(N, w) float32."""
+
+    def search(self, users: Floats, k: int) -> Best:
+        """Return the items whose products with each user's vector are largest, exactly.
+
+        Products are summed in float64, and rounded. Of items with the same product the lower id is first.
+
+        Args:
+            users: (Q, w).
+            k: how many, 1 or more.
+        """
+        wanted = min(k, len(self.ids))
+        at_once = _SCORES // max(1, (wanted + _SPARE) * self.vectors.shape[1])
+        at_once = max(1, min(_QUERIES, at_once))
+        found = [
+            self._best(users[begin : begin + at_once], wanted)
+            for begin in range(0, len(users), at_once)
+        ]
+        return Best(*map(np.concatenate, zip(*found, strict=True)))
+
+    def _best(self, users: Floats, wanted: int) -> Best:
+        candidates = min(wanted + _SPARE, len(self.ids))
+        best = _Positions(
+            np.empty((len(users), 0), np.int64), np.empty((len(users), 0), np.float32)
+        )
+        block = max(_LEAST, min(_MOST, _SCORES // len(users)))
+        for begin in range(0, len(self.ids), block):
+            found = users @ self.vectors[begin : begin + block].T
+            top = _largest(found, min(candidates, found.shape[1]))
+            scores = np.take_along_axis(found, top, 1)
+            best = _Positions(
+                np.concatenate([best.at, top + begin], 1), np.concatenate([best.scores, scores], 1)
+            ).first(candidates)
+        # Products of a matrix depend in their last bits on its shape: a user's must not on other users.
+        exact = np.einsum(
+            "qkw,qw->qk", self.vectors[best.at].astype(np.float64), users.astype(np.float64)
+        )
+        best = _Positions(best.at, exact.astype(np.float32)).first(wanted)
+        return Best(self.ids[best.at], best.scores)
+
+
+class _Positions(NamedTuple):
+    at: Ints
+    """(Q, n) positions of items."""
+    scores: Floats
+    """(Q, n)."""
+
+    def first(self, count: int) -> _Positions:
+        """Return the `count` with the largest scores, in order; of equal ones the lower positions first."""
+        order = np.lexsort((self.at, -self.scores), axis=1)[:, :count]
+        return _Positions(
+            np.take_along_axis(self.at, order, 1), np.take_along_axis(self.scores, order, 1)
+        )
+
+
+def _largest(scores: Floats, count: int) -> Ints:
+    """Return the (Q, count) columns of the largest of (Q, n) scores, the first of those that are equal."""
+    if count == scores.shape[1]:
+        return np.broadcast_to(np.arange(count), scores.shape)
+    columns: Ints = np.argpartition(scores, -count, axis=1)[:, -count:]
+    chosen = np.take_along_axis(scores, columns, 1)
+    least = chosen.min(axis=1, keepdims=True)
+    equal, taken = (scores == least).sum(1), (chosen == least).sum(1)
+    for row in np.flatnonzero(equal > taken):  # any of the equal ones were taken
+        above = np.flatnonzero(scores[row] > least[row])
+        first = np.flatnonzero(scores[row] == least[row])[: count - len(above)]
+        columns[row] = np.concatenate([above, first])
+    return columns
+
+
+def _mapped(
+    folder: str, name: str, dtype: DTypeLike, shape: tuple[int, ...]
+) -> NDArray[np.generic]:
+    path = os.path.join(folder, name)
+    try:
+        found: NDArray[np.generic] = np.load(path, mmap_mode="r" if shape[0] else None)
+    except (ValueError, EOFError) as error:
+        raise BundleError(f"{path} is damaged: {error}") from error
+    if found.shape != shape or found.dtype != dtype or not found.flags.c_contiguous:
+        raise BundleError(
+            f"{path} is damaged: expected {np.dtype(dtype)} of shape {shape}, got {found.dtype} of shape "
+            f"{found.shape}."
+        )
+    return found
