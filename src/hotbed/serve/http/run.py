@@ -67,6 +67,8 @@ def serve(
             folder = tempfile.mkdtemp(prefix="hotbed-metrics-")
             stack.callback(shutil.rmtree, folder, ignore_errors=True)
             os.environ["PROMETHEUS_MULTIPROC_DIR"] = folder
+            # Of matrix products of top-k, which take all cores in each worker otherwise.
+            os.environ.setdefault("OPENBLAS_NUM_THREADS", str(settings.threads))
         stack.enter_context(settings.in_environment())
         _end_in_order(stack)
         if settings.follow is not None:
