@@ -4,16 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import signal
-import socket
 import statistics
-import subprocess
 import sys
 import tempfile
-import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
@@ -21,9 +14,10 @@ import numpy as np
 import torch
 
 import hotbed as hb
-from benchmarks.machine import ROOT, OtherWork
+from benchmarks.machine import OtherWork
 from benchmarks.measure import Timing
 from benchmarks.report import Report
+from benchmarks.servers import ask, free_port, hotbed_serves, running
 from benchmarks.serving_client import Asked, Told
 
 TABLES, DIM = 26, 16
@@ -54,9 +48,9 @@ def run(*, quick: bool, progress: Callable[[str], None]) -> Report:
                 with server(folder, rows) as (port, path):
                     for what in ("one", "many"):
                         asked = _asked(what, port, path, bodies[name, what], seconds)
-                        _ask({**asked, "seconds": 1.0})
+                        ask({**asked, "seconds": 1.0})
                         with OtherWork() as other:
-                            found = _ask(asked)
+                            found = ask(asked)
                         told.setdefault((name, what), []).append(found)
                         noise[name, what] = max(noise.get((name, what), 0.0), other.share)
     _report(report, told, noise, rows)
@@ -107,61 +101,24 @@ def _asked(what: str, port: int, path: str, bodies: list[str], seconds: float) -
         "connections": 32 if one else 2,
         "rate": RATE if one else 0,
         "seconds": seconds,
+        "once": False,
     }
-
-
-def _ask(asked: Asked) -> Told:
-    command = [sys.executable, "-m", "benchmarks.serving_client", json.dumps(asked)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    told: Told = json.loads(done.stdout)
-    return told
 
 
 @contextlib.contextmanager
 def _hotbed(folder: Path, rows: int) -> Iterator[tuple[int, str]]:
-    port = _free_port()
-    arguments = ["serve", str(folder / "bundle"), "--bind", f"127.0.0.1:{port}"]
-    with _running([sys.executable, "-m", "hotbed", *arguments], {}, port, "/readyz"):
-        yield port, "/v1/models/bundle:predict"
+    with hotbed_serves(folder / "bundle") as server:
+        yield server.port, "/v1/models/bundle:predict"
 
 
 @contextlib.contextmanager
 def _torch(folder: Path, rows: int) -> Iterator[tuple[int, str]]:
-    port = _free_port()
+    port = free_port()
     app = "benchmarks.peers.fastapi_server:app"
     arguments = ["--factory", "--port", str(port), "--log-level", "warning", "--no-access-log"]
     sizes = {"SIZES": f"{TABLES},{rows},{DIM}", "THREADS": str(torch.get_num_threads())}
-    with _running([sys.executable, "-m", "uvicorn", app, *arguments], sizes, port, "/openapi.json"):
+    with running([sys.executable, "-m", "uvicorn", app, *arguments], sizes, port, "/openapi.json"):
         yield port, "/predict"
-
-
-@contextlib.contextmanager
-def _running(command: list[str], more: Mapping[str, str], port: int, ready: str) -> Iterator[None]:
-    process = subprocess.Popen(command, cwd=ROOT, env={**os.environ, **more})
-    try:
-        end = time.monotonic() + 120
-        while not _answers(f"http://127.0.0.1:{port}{ready}"):
-            if process.poll() is not None or time.monotonic() > end:
-                raise RuntimeError(f"{command[2]} does not serve.")
-            time.sleep(0.1)
-        yield
-    finally:
-        process.send_signal(signal.SIGTERM)
-        process.wait(30)
-
-
-def _answers(url: str) -> bool:
-    try:
-        with urllib.request.urlopen(url, timeout=5) as response:
-            return bool(response.status == 200)
-    except (urllib.error.URLError, OSError):
-        return False
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port: int = taken.getsockname()[1]
-        return port
 
 
 def _report(

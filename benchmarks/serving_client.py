@@ -25,6 +25,8 @@ class Asked(TypedDict):
     """Requests a second, sent whether or not those before are answered; 0: each connection asks when it is
     answered."""
     seconds: float
+    once: bool
+    """Whether each request is sent once, whatever that takes."""
 
 
 class Told(TypedDict):
@@ -70,7 +72,7 @@ async def _run(asked: Asked) -> Told:
 
     async def in_turn(first: int) -> None:
         number = first
-        while time.perf_counter() < end:
+        while number < len(requests) if asked["once"] else time.perf_counter() < end:
             await one(number, time.perf_counter())
             number += asked["connections"]
 

@@ -58,6 +58,7 @@ SCENARIOS = (
     "models",
     "reader",
     "many-tables",
+    "quantized",
     "scale-tables",
     "import",
 )

@@ -45,8 +45,8 @@ constexpr int64_t kRowMask = (int64_t{1} << kLayerBit) - 1;
 // Bags of one lookup, as the kernel sees them.
 struct StoredTask {
   const StoredRows* layers;  // all are stored alike
-  bool one_layer;
-  const float* missing;  // dim numbers, of kMissingRow
+  bool is_plain;             // there is one layer, and each position has a row
+  const float* missing;      // dim numbers, of kMissingRow
   int64_t dim;
   const int64_t* rows;     // of each position; the first is that of offsets[0]
   const int64_t* offsets;  // nullptr: a bag has one position

@@ -127,31 +127,32 @@ struct Row<StoredAs::int4> {
   }
 };
 
-// The file of a position that has a row, and which row of it that is. `one`: there is one layer.
-template <bool one>
+// The file of a position that has a row, and which row of it that is. `plain`: as of StoredTask.
+template <bool plain>
 static HOTBED_INLINE const StoredRows& file_of(const StoredTask& task, int64_t row) {
-  return task.layers[one ? 0 : row >> kLayerBit];
+  return task.layers[plain ? 0 : row >> kLayerBit];
 }
-template <bool one>
+template <bool plain>
 static HOTBED_INLINE int64_t row_in_file(int64_t row) {
-  return one ? row : row & kRowMask;
+  return plain ? row : row & kRowMask;
 }
 
 // Rows that are fetched ahead: fewer of long ones, as more would not be on their way at once.
-static HOTBED_INLINE int64_t rows_before(int64_t row_bytes) { return row_bytes <= 256 ? 64 : 16; }
+static HOTBED_INLINE int64_t rows_before(int64_t row_bytes) { return row_bytes <= 256 ? 64 : 32; }
 
-// Fetches 16 n columns, with the first of them the scale. `splits`: they may lie in one line more
-// than they need.
-template <StoredAs how, bool one, int n>
+// Fetches 16 n columns, with the first of them the scale. `splits`: all bits where they may lie in
+// one line more than they need, else 0. Where a task is plain there are no branches: with them, how
+// often a loop runs is predicted worse.
+template <StoredAs how, bool plain, int n>
 static HOTBED_INLINE void prefetch_columns(const StoredTask& task, int64_t row, int64_t column,
-                                           bool splits) {
+                                           int64_t splits) {
   constexpr int64_t bytes = n * bytes_of_16(how);
-  if (row < 0) return;
-  const StoredRows& file = file_of<one>(task, row);
-  int64_t at = row_in_file<one>(row);
+  if (!plain && row < 0) return;
+  const StoredRows& file = file_of<plain>(task, row);
+  int64_t at = row_in_file<plain>(row);
   const uint8_t* start = numbers_of<how>(file, at, column);
   for (int64_t line = 0; line < bytes; line += 64) __builtin_prefetch(start + line);
-  if (splits) __builtin_prefetch(start + bytes - 1);
+  __builtin_prefetch(start + ((bytes - 1) & splits));
   if (scale_bytes(how) && column == 0) __builtin_prefetch(file.scales + at * scale_bytes(how));
 }
 
@@ -160,8 +161,8 @@ enum class Pooling { copied, summed, largest };
 
 struct Bag {
   int64_t first, stop;
-  int64_t last;  // position up to which rows are fetched ahead
-  bool splits;   // as of prefetch_columns()
+  int64_t last;    // position up to which rows are fetched ahead
+  int64_t splits;  // as of prefetch_columns()
 };
 
 template <Pooling pooling, class Row, int n>
@@ -179,7 +180,7 @@ static HOTBED_INLINE void take(const Row& row, int64_t tail, bool is_first, Floa
 }
 
 // Columns [column, column + 16 n) of one bag, or `tail` of them, positions in their order.
-template <StoredAs how, Pooling pooling, bool one, int n>
+template <StoredAs how, Pooling pooling, bool plain, int n>
 static HOTBED_INLINE void pool_columns(const StoredTask& task, const Bag& bag, int64_t column,
                                        int64_t tail, float* out) {
   const int64_t ahead = rows_before(task.layers->row_bytes);
@@ -187,13 +188,12 @@ static HOTBED_INLINE void pool_columns(const StoredTask& task, const Bag& bag, i
   for (int k = 0; k < n; ++k) sums[k] = splat(0);
   int64_t count = 0;
   for (int64_t p = bag.first; p < bag.stop; ++p) {
-    if (p + ahead < bag.last) {
-      prefetch_columns<how, one, n>(task, task.rows[p + ahead], column, bag.splits);
-    }
+    int64_t later = p + ahead < bag.last ? p + ahead : bag.last - 1;
+    prefetch_columns<how, plain, n>(task, task.rows[later], column, bag.splits);
     int64_t row = task.rows[p];
-    if (row == task.skipped) continue;
-    if (row >= 0) [[likely]] {
-      Row<how> of_file(file_of<one>(task, row), row_in_file<one>(row), column);
+    if (!plain && row == task.skipped) continue;
+    if (plain || row >= 0) [[likely]] {
+      Row<how> of_file(file_of<plain>(task, row), row_in_file<plain>(row), column);
       take<pooling>(of_file, tail, count == 0, sums);
     } else {
       take<pooling>(Row<StoredAs::f32>(task.missing + column), tail, count == 0, sums);
@@ -221,68 +221,70 @@ constexpr int kMost = 8;
 constexpr int kMost = 4;
 #endif
 
-// Whether a row, or sixteen of its columns, may begin in the midst of a line and end in the next.
-static bool splits_lines(const StoredTask& task) {
+// All bits if a row, or sixteen of its columns, may begin in the midst of a line and end in the
+// next, else 0.
+static int64_t splits_lines(const StoredTask& task) {
   const StoredRows& file = *task.layers;
   bool begins = reinterpret_cast<uintptr_t>(file.rows) % 64 == 0;
-  return !(task.one_layer && begins && (file.row_bytes % 64 == 0 || 64 % file.row_bytes == 0));
+  bool fits = file.row_bytes % 64 == 0 || 64 % file.row_bytes == 0;
+  return task.is_plain && begins && fits ? 0 : -1;
 }
 
 // Fetches the rows of bags that no earlier position fetches.
-template <StoredAs how, bool one>
+template <StoredAs how, bool plain>
 static HOTBED_INLINE void prefetch_first(const StoredTask& task, int64_t first, const Bag& bag) {
   const int64_t early = first + rows_before(task.layers->row_bytes);
   for (int64_t p = first; p < early && p < bag.last; ++p) {
     for (int64_t column = 0; column < task.dim; column += 16) {
-      prefetch_columns<how, one, 1>(task, task.rows[p], column, bag.splits);
+      prefetch_columns<how, plain, 1>(task, task.rows[p], column, bag.splits);
     }
   }
 }
 
-template <StoredAs how, Pooling pooling, bool one>
+template <StoredAs how, Pooling pooling, bool plain>
 static void pool_bags(const StoredTask& task, int64_t begin, int64_t end) {
   Bag bag{begin, end, end, splits_lines(task)};
   if (task.offsets) bag.last = task.offsets[end];
-  prefetch_first<how, one>(task, task.offsets ? task.offsets[begin] : begin, bag);
+  prefetch_first<how, plain>(task, task.offsets ? task.offsets[begin] : begin, bag);
   for (int64_t b = begin; b < end; ++b) {
     bag.first = task.offsets ? task.offsets[b] : b;
     bag.stop = task.offsets ? task.offsets[b + 1] : b + 1;
     float* out = task.out + b * task.out_stride;
     int64_t column = 0;
     for (; column + 16 * kMost <= task.dim; column += 16 * kMost) {
-      pool_columns<how, pooling, one, kMost>(task, bag, column, 0, out);
+      pool_columns<how, pooling, plain, kMost>(task, bag, column, 0, out);
     }
     if constexpr (kMost > 4) {
       if (column + 64 <= task.dim) {
-        pool_columns<how, pooling, one, 4>(task, bag, column, 0, out);
+        pool_columns<how, pooling, plain, 4>(task, bag, column, 0, out);
         column += 64;
       }
     }
     if (column + 32 <= task.dim) {
-      pool_columns<how, pooling, one, 2>(task, bag, column, 0, out);
+      pool_columns<how, pooling, plain, 2>(task, bag, column, 0, out);
       column += 32;
     }
     if (column + 16 <= task.dim) {
-      pool_columns<how, pooling, one, 1>(task, bag, column, 0, out);
+      pool_columns<how, pooling, plain, 1>(task, bag, column, 0, out);
       column += 16;
     }
     if (column < task.dim) {
-      pool_columns<how, pooling, one, 1>(task, bag, column, task.dim - column, out);
+      pool_columns<how, pooling, plain, 1>(task, bag, column, task.dim - column, out);
     }
   }
 }
 
 template <StoredAs how>
 static void pool_stored_as(const StoredTask& task, int64_t begin, int64_t end) {
-  bool one = task.one_layer;
+  bool plain = task.is_plain;
   switch (task.combiner) {
     case Combiner::none:
-      return one ? pool_bags<how, Pooling::copied, true>(task, begin, end)
-                 : pool_bags<how, Pooling::copied, false>(task, begin, end);
+      return plain ? pool_bags<how, Pooling::copied, true>(task, begin, end)
+                   : pool_bags<how, Pooling::copied, false>(task, begin, end);
     case Combiner::max: return pool_bags<how, Pooling::largest, false>(task, begin, end);
     default:
-      return one ? pool_bags<how, Pooling::summed, true>(task, begin, end)
-                 : pool_bags<how, Pooling::summed, false>(task, begin, end);
+      return plain ? pool_bags<how, Pooling::summed, true>(task, begin, end)
+                   : pool_bags<how, Pooling::summed, false>(task, begin, end);
   }
 }
 

@@ -50,6 +50,24 @@ bool ServedTable::is_direct(const std::optional<int64_t>& skipped) const {
          (!skipped || *skipped < *limit_);
 }
 
+int64_t ServedTable::first_outside(const int64_t* ids, int64_t n,
+                                   const std::optional<int64_t>& skipped) const {
+  if (!limit_) return -1;
+  auto limit = static_cast<uint64_t>(*limit_);
+  bool any = false;  // without a branch for each: they are next to never outside
+  if (!skipped) {
+    for (int64_t i = 0; i < n; ++i) any |= static_cast<uint64_t>(ids[i]) >= limit;
+  } else {
+    for (int64_t i = 0; i < n; ++i) {
+      any |= (static_cast<uint64_t>(ids[i]) >= limit) & (ids[i] != *skipped);
+    }
+  }
+  for (int64_t i = 0; any && i < n; ++i) {
+    if (static_cast<uint64_t>(ids[i]) >= limit && !(skipped && ids[i] == *skipped)) return i;
+  }
+  return -1;
+}
+
 void ServedTable::locate(const int64_t* ids, int64_t n, const std::optional<int64_t>& skipped,
                          int64_t* rows) const {
   int64_t positions[kLocated], wanted[kLocated], found[kLocated];
@@ -86,7 +104,6 @@ void ServedTable::locate(const int64_t* ids, int64_t n, const std::optional<int6
 
 void ServedTable::pool(StoredTask task, int64_t begin, int64_t end) const {
   task.layers = stored_.data();
-  task.one_layer = stored_.size() == 1;
   task.missing = missing_.data();
   task.dim = task.out_stride = dim();
   if (is_mixed_) return pool_mixed(task, begin, end);
@@ -113,7 +130,7 @@ void ServedTable::pool_mixed(StoredTask task, int64_t begin, int64_t end) const 
       } else {
         one.layers = &stored_[row >> kLayerBit];
       }
-      one.one_layer = true;
+      one.is_plain = false;
       one.rows = &local;
       one.offsets = nullptr;
       one.combiner = Combiner::none;
@@ -125,7 +142,7 @@ void ServedTable::pool_mixed(StoredTask task, int64_t begin, int64_t end) const 
     int64_t offsets[2] = {0, count};
     StoredTask whole = task;
     whole.layers = &all;
-    whole.one_layer = true;
+    whole.is_plain = false;
     whole.rows = rows.data();
     whole.offsets = task.offsets ? offsets : nullptr;
     whole.out = task.out + bag * task.out_stride;
@@ -164,27 +181,19 @@ Located room_of(const std::vector<ServedLookup>& lookups) {
   return located;
 }
 
-// The first position of [first, stop) whose id is refused, or -1.
-int64_t refused(const ServedLookup& lookup, int64_t first, int64_t stop) {
-  const ServedTable& table = *lookup.table;
-  for (int64_t p = first; p < stop; ++p) {
-    int64_t id = lookup.ids[p];
-    if (!table.admits(id) && !(lookup.skipped && id == *lookup.skipped)) [[unlikely]]
-      return p;
-  }
-  return -1;
-}
-
 // Looks a piece up, unless an id is refused, whose position it returns; else -1.
 int64_t look_up_piece(const ServedLookup& lookup, const Piece& piece, int64_t* located) {
   int64_t first = lookup.offsets ? lookup.offsets[piece.begin] : piece.begin;
   int64_t stop = lookup.offsets ? lookup.offsets[piece.end] : piece.end;
-  if (int64_t at = refused(lookup, first, stop); at >= 0) return at;
+  const int64_t* ids = lookup.ids + first;
+  int64_t outside = lookup.table->first_outside(ids, stop - first, lookup.skipped);
+  if (outside >= 0) return first + outside;
   StoredTask task{};
   task.rows = lookup.ids;
   task.skipped = lookup.skipped.value_or(INT64_MIN);
+  task.is_plain = !located && !lookup.skipped;
   if (located) {
-    lookup.table->locate(lookup.ids + first, stop - first, lookup.skipped, located + first);
+    lookup.table->locate(ids, stop - first, lookup.skipped, located + first);
     task.rows = located;
     task.skipped = kSkippedRow;
   }

@@ -29,7 +29,8 @@ class ServedTable {
   int64_t dim() const { return static_cast<int64_t>(missing_.size()); }
   // The most bytes of a row.
   int64_t row_bytes() const;
-  bool admits(int64_t id) const { return !limit_ || (id >= 0 && id < *limit_); }
+  // The first of n ids that is outside of the limit, and not to be skipped; or -1.
+  int64_t first_outside(const int64_t* ids, int64_t n, const std::optional<int64_t>& skipped) const;
   // True if ids are the rows themselves, those to be skipped, too.
   bool is_direct(const std::optional<int64_t>& skipped) const;
 
@@ -64,7 +65,7 @@ struct ServedLookup {
   float* out;                      // bags x dim
 };
 
-// An id that its table does not admit.
+// An id outside of its table's limit.
 struct RefusedId {
   int64_t lookup;
   int64_t position;

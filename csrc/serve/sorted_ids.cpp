@@ -8,16 +8,17 @@ namespace {
 
 constexpr int64_t kBlock = 64;
 // Ids that are searched for at once, so that their reads of memory overlap.
-constexpr int64_t kTogether = 16;
+constexpr int64_t kTogether = 64;
 
 // Moves each of n starts, from where `length` ids lie, to the last one that is at most what is
-// wanted, or leaves it. There are no branches to mispredict.
+// wanted, or leaves it. A branch on what is compared would
+// be mispredicted every other time.
 inline void narrow(const int64_t* wanted, int64_t n, int64_t length, const int64_t** starts) {
   while (length > 1) {
     int64_t half = length / 2;
     for (int64_t i = 0; i < n; ++i) {
-      const int64_t* middle = starts[i] + half;
-      starts[i] = *middle <= wanted[i] ? middle : starts[i];
+      auto beyond = -static_cast<int64_t>(starts[i][half] <= wanted[i]);  // all bits, or none
+      starts[i] += half & beyond;
     }
     length -= half;
   }

@@ -11,6 +11,7 @@ import torch
 from benchmarks.peers.fbgemm import Fbgemm
 from benchmarks.peers.hotbed_tables import HotbedTables
 from benchmarks.peers.keys import keys_of, read_in_parts
+from benchmarks.peers.served_rows import BundleRows, FbgemmRows, MappedBags, RowFiles
 from benchmarks.peers.torch_bags import TorchBags
 from benchmarks.peers.torch_dlrm import COLUMNS, TorchDlrm, TwoAdams, Vocabulary
 from benchmarks.workload import Workload
@@ -95,3 +96,24 @@ def test_the_torch_dlrm_learns() -> None:
         optimizer.zero_grad()
         losses.append(loss.item())
     assert losses[-1] < 0.2 * losses[0]
+
+
+@pytest.mark.parametrize("form", ["float32", "int8", "int4"])
+@pytest.mark.parametrize("ragged", [False, True])
+def test_peers_read_the_same_rows(form: str, ragged: bool) -> None:
+    work = Workload(tables=3, rows=40, dim=16, batch=16, bag=4, ragged=ragged)
+    files = RowFiles(work, form)
+    ours, theirs = BundleRows(files), MappedBags(files) if form == "float32" else FbgemmRows(files)
+    if form != "float32" and FbgemmRows.lacks():
+        pytest.skip(str(FbgemmRows.lacks()))
+    for contender in (ours, theirs):
+        contender.build()
+    vectors = np.concatenate(ours.forward(1), axis=1)
+    found = theirs.forward(1)
+    expected = found if isinstance(found, torch.Tensor) else torch.cat(found, dim=1)
+    assert vectors.std() > 0
+    # FBGEMM keeps scales as halves, by 2 ** -11 of them off, and of int8 there are 255.
+    tolerance = {"float32": 1e-7, "int8": 2e-4, "int4": 1e-6}[form]
+    np.testing.assert_allclose(vectors, expected.numpy(), atol=tolerance, rtol=0)
+    for contender in (ours, theirs):
+        contender.drop()

@@ -85,7 +85,7 @@ def wait_for_next(tables: hb.EmbeddingCollection, number: int, steps: int = STEP
     prefetcher: Any = tables.prefetcher
     began = time.monotonic()
     while prefetcher is not None and time.monotonic() - began < 5:
-        if prefetcher._rounds.count >= min(number + 3, steps + 1):
+        if prefetcher.rounds.count >= min(number + 3, steps + 1):
             return
         time.sleep(1e-3)
 

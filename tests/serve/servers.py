@@ -48,17 +48,20 @@ class Running:
 
     def workers(self) -> list[int]:
         """Return the processes that answer, by what the system says."""
-        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text()
-        return [
-            int(pid)
-            for pid in children.split()
-            if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()
-        ]
+        threads = Path(f"/proc/{self.process.pid}/task").iterdir()
+        children = " ".join((each / "children").read_text() for each in threads)
+        return [int(pid) for pid in children.split() if _is_spawned(pid)]
 
     def ended(self) -> int:
         """Ask the server to end. Returns its exit code."""
         self.process.send_signal(signal.SIGTERM)
         return self.process.wait(WAIT)
+
+
+def _is_spawned(pid: str) -> bool:
+    with contextlib.suppress(OSError):
+        return b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    return False
 
 
 @contextlib.contextmanager

@@ -17,6 +17,7 @@ from hotbed.serve.http.errors import RequestError
 from hotbed.serve.http.limits import Limits
 from hotbed.serve.http.metrics import Metrics
 from hotbed.serve.http.parts import Input, Part, inputs_of_bundle
+from hotbed.serve.http.rows import Rows
 
 METRICS = Metrics()
 
@@ -38,13 +39,22 @@ class Doubling:
         self.may.set()
         self.batches: list[list[float]] = []
 
-    def answers(self, asked: Mapping[str, Part]) -> dict[str, np.ndarray]:
+    def answers(self, asked: Mapping[str, Part], tables: object) -> dict[str, np.ndarray]:
         assert self.may.wait(30)
         values = asked["x"].values
         self.batches.append(values.tolist())
         if 13 in values:
             raise ValueError("13")
         return {"y": 2 * values}
+
+
+class Nowhere(Rows):
+    """Stands for where rows are, of a model that has none."""
+
+    async def tables(self, model: object, asked: object) -> dict[str, Any]:
+        return {}
+
+    async def close(self) -> None: ...
 
 
 def part(*values: float) -> dict[str, Part]:
@@ -65,7 +75,7 @@ def test_each_request_has_its_own_answer(requests: list[list[int]], most: int) -
     models = [Doubling(), Doubling()]
 
     async def run() -> list[list[float]]:
-        batcher = Batcher(Limits(batch=most), METRICS)
+        batcher = Batcher(Nowhere(), Limits(batch=most), METRICS)
         asked = [ask(batcher, models[n % 7 == 3], *each) for n, each in enumerate(requests)]
         return await asyncio.gather(*asked)
 
@@ -77,7 +87,7 @@ def test_each_request_has_its_own_answer(requests: list[list[int]], most: int) -
 
 def test_those_that_come_meanwhile_are_answered_at_once() -> None:
     async def run() -> None:
-        model, batcher = Doubling(), Batcher(Limits(), METRICS)
+        model, batcher = Doubling(), Batcher(Nowhere(), Limits(), METRICS)
         model.may.clear()
         tasks = [asyncio.create_task(ask(batcher, model, n)) for n in range(9)]
         await asyncio.sleep(0.05)
@@ -96,7 +106,7 @@ def test_those_that_come_meanwhile_are_answered_at_once() -> None:
 
 def test_an_error_reaches_those_that_were_answered_with_it() -> None:
     async def run() -> None:
-        model, batcher = Doubling(), Batcher(Limits(batch=1), METRICS)
+        model, batcher = Doubling(), Batcher(Nowhere(), Limits(batch=1), METRICS)
         tasks = [asyncio.create_task(ask(batcher, model, n)) for n in (12, 13, 14)]
         done = await asyncio.gather(*tasks, return_exceptions=True)
         assert done[0] == [24.0] and isinstance(done[1], ValueError) and done[2] == [28.0]
@@ -108,7 +118,7 @@ def test_an_error_reaches_those_that_were_answered_with_it() -> None:
 def test_more_than_can_be_done_in_time_is_refused() -> None:
     async def run() -> None:
         limits = Limits(waiting=0.15, batch=1, seconds=5.0)
-        model, batcher = Doubling(), Batcher(limits, METRICS)
+        model, batcher = Doubling(), Batcher(Nowhere(), limits, METRICS)
         model.may.clear()
         first = asyncio.create_task(ask(batcher, model, 1))  # takes a tenth of a second
         await asyncio.sleep(0.1)
@@ -128,7 +138,10 @@ def test_more_than_can_be_done_in_time_is_refused() -> None:
 
 def test_one_that_has_waited_too_long_is_refused_without_being_asked() -> None:
     async def run() -> None:
-        model, batcher = Doubling(), Batcher(Limits(batch=1, seconds=0.05, waiting=60), METRICS)
+        model, batcher = (
+            Doubling(),
+            Batcher(Nowhere(), Limits(batch=1, seconds=0.05, waiting=60), METRICS),
+        )
         model.may.clear()
         tasks = [asyncio.create_task(ask(batcher, model, n)) for n in (1, 2)]
         await asyncio.sleep(0.2)

@@ -264,7 +264,7 @@ def test_an_id_outside_is_refused(tmp_path: Path) -> None:
     newer = written(tmp_path, "1", "int8", 4, np.array([2, 5]), draw)
     table = BundleTable([base.mapped, newer.mapped])
     for wrong in (-1, 7, 2**62, -(2**63)):
-        with pytest.raises(IdError, match=rf"0: id {wrong} is outside \[0, 7\)"):
+        with pytest.raises(IdError, match=rf"Table '0': id {wrong} is outside \[0, 7\)"):
             table.rows(np.array([0, wrong, 3]))
     ids, offsets = np.array([1, 9, 1]), np.array([0, 1, 3])
     with pytest.raises(IdError, match="id 9 "):
@@ -333,7 +333,7 @@ def test_files_that_are_not_what_the_manifest_says(tmp_path: Path, part: str) ->
 def test_layers_of_other_dims_are_refused(tmp_path: Path) -> None:
     draw = np.random.default_rng(7)
     layers = [written(tmp_path, str(dim), "int8", dim, np.arange(5), draw).mapped for dim in (4, 5)]
-    with pytest.raises(BundleError, match="have 4 columns, and newer ones of 5 5"):
+    with pytest.raises(BundleError, match="rows of 4 have 4 columns, and newer ones of 5 5"):
         BundleTable(layers)
 
 

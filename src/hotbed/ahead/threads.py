@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
@@ -32,8 +32,10 @@ class HasTasks(Protocol):
         """Return what to do next, or None."""
 
 
-def started(window: HasTasks, moved: threading.Condition) -> list[threading.Thread]:
-    """Start a thread for each of `WORKS`. `moved` guards the window."""
+def started(
+    window: HasTasks, moved: threading.Condition, works: Sequence[str] = WORKS
+) -> list[threading.Thread]:
+    """Start a thread for each of some works. `moved` guards the window."""
     threads = [
         threading.Thread(
             target=_work,
@@ -41,7 +43,7 @@ def started(window: HasTasks, moved: threading.Condition) -> list[threading.Thre
             name=f"hotbed-lookahead: {work}",
             daemon=True,
         )
-        for work in WORKS
+        for work in works
     ]
     for thread in threads:
         thread.start()

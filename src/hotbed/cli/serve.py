@@ -28,6 +28,18 @@ class ServeOptions:
     """The folder of a run: each of its checkpoints is served as soon as it is there."""
     workers: int = 1
     """Processes that answer; they share the rows' memory."""
+    memory: Annotated[str | None, SIZE] = None
+    """What all processes may have together, rows included, like 4GB; other rows are read from the disk when
+    they are asked for. Default: what the system has."""
+    shards: int = 0
+    """Processes beside these that have the rows, each a part in its memory. Default: all have all."""
+    replicas: int = 1
+    """Processes a shard; one that dies is not missed."""
+    shards_file: Annotated[str | None, READ] = None
+    """Shards on other machines: {"shards": [["HOST:PORT", ...], ...]}, replicas by shard. Names are asked of
+    DNS again and again."""
+    rows_only: bool = False
+    """Be one of those: answer with rows, for another hotbed serve."""
     threads: int = 1
     """That compute the dense part of a batch, in each process."""
     name: str | None = None
@@ -96,7 +108,12 @@ def serve(given: dict[str, object]) -> None:
             name=options.name or os.path.basename(folder),
             threads=options.threads,
             follow=options.follow,
+            memory=None if options.memory is None else parse_bytes(options.memory),
             workers=options.workers,
+            shards=options.shards,
+            replicas=options.replicas,
+            shards_file=options.shards_file,
+            rows_only=options.rows_only,
             tokens=() if token_file is None else tuple(read_tokens(token_file)),
             certificate=options.ssl_certfile,
             key=options.ssl_keyfile,
@@ -106,4 +123,7 @@ def serve(given: dict[str, object]) -> None:
         def began(address: str) -> None:
             console.print(f"{settings.name} answers at {address}", highlight=False, markup=False)
 
-        run(settings, *address_of(options.bind), began)
+        def told(line: str) -> None:
+            console.print(line, highlight=False, markup=False)
+
+        run(settings, *address_of(options.bind), began, told)

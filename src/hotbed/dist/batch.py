@@ -2,42 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import cast
 
 import torch
 from torch import Tensor
 
-from hotbed import _core
 from hotbed.dist.delivery import fetch_by_id
 from hotbed.dist.errors import PeerError
 from hotbed.dist.exchange import send_no_ids
 from hotbed.dist.handshake import Handshake
 from hotbed.dist.merging import merge
-from hotbed.dist.parts import Asked, parts_without_batch
+from hotbed.dist.parts import Asked
 from hotbed.dist.prefetch import BatchOnRanks, PrefetchOnRanks
 from hotbed.dist.ranks import Ranks
 from hotbed.dist.roles import refuse_memory_host
+from hotbed.dist.served import ServedLookup
 from hotbed.dist.shards import TableOnRanks
-from hotbed.dist.ways import (
-    AHEAD,
-    BITS,
-    WHOLE,
-    agree,
-    bits,
-    other_ways,
-    refuse_other_modes,
-    room_of,
-)
+from hotbed.dist.ways import AHEAD, WHOLE, agree, bits, refuse_other_modes, room_of, round_of_all
+from hotbed.dist.whole_ahead import WholeAhead
 from hotbed.dist.whole_batches import WholeBags, look_up_whole
 from hotbed.errors import TableError
-from hotbed.inputs.bags import Bags
 from hotbed.places.host.batch import check, core_batch
 from hotbed.table.live import LiveTable
 from hotbed.table.lookups import Call, CallAhead, Lookups, StoredTable
 from hotbed.table.resolved import Resolved
 
 __all__ = ["ShardedLookups", "serve_lookup", "serve_rows"]
+
+_MODES = 2
+"""Of a lookup, before its frozen tables: whether new ids get rows, and whether gradients may come."""
 
 
 class ShardedLookups(Lookups):
@@ -63,14 +57,12 @@ class ShardedLookups(Lookups):
         for own in _own(live):
             own.allocate()
 
-    def make_batch(
-        self, live: Sequence[StoredTable], table_of: Sequence[int], bags: Sequence[Bags]
-    ) -> _core.Batch:
-        return core_batch(live, table_of, bags)
-
-    def prepare(self, call: CallAhead) -> BatchOnRanks:
+    def prepare(self, call: CallAhead) -> BatchOnRanks | WholeAhead:
         assert self._prefetcher is not None
-        return BatchOnRanks(self._prefetcher, call)
+        bags = call.read(call.inputs)
+        if WholeBags in map(type, bags):
+            return WholeAhead(self.ranks, call, bags)
+        return BatchOnRanks(self._prefetcher, call, bags)
 
     def resolve(self, call: Call) -> Resolved:
         ranks = self.ranks
@@ -98,7 +90,7 @@ class ShardedLookups(Lookups):
         if ahead is not None:
             values, ended = tell([*ahead.numbers(), *modes, *[0] * room_of(call, places)])
             refuse_other_modes(values, ended, ranks.rank, len(modes))
-            if bool((values[:, 0] == ahead.round).all()):
+            if round_of_all(values, ranks.hosts) == ahead.round:
                 asked = ahead.asked
                 asked.use(call, given)
                 ahead.hear(values)
@@ -142,30 +134,31 @@ def _refuse_beside_dense(ranks: Ranks) -> None:
         )
 
 
-def serve_lookup(ranks: Ranks, opened: Handshake) -> None:
-    """The part of a rank that has no batch."""
-    speaks, count = opened.ended.index(False), len(opened.tables)
-    values, words = opened.values, 2 + len(bits((), count))
-    begin = AHEAD + words + count
-    refuse_other_modes(values, opened.ended, speaks, words)  # as those with batches have
+def serve_lookup(
+    ranks: Ranks, opened: Handshake, take: Callable[[int], ServedLookup] | None = None
+) -> None:
+    """The part of a rank that has no batch.
+
+    Args:
+        take: returns what the others have asked for in a round; None: this rank takes part in none.
+    """
+    speaks, values = opened.ended.index(False), opened.values
+    modes = _MODES + len(bits((), len(opened.tables)))
+    refuse_other_modes(values, opened.ended, speaks, modes)  # as those with batches have
     if int(values[speaks, 0]) == WHOLE:
         raise PeerError(
             "The others look up batches of hotbed.dist.owned, and this rank has none any more."
         )
-    if bool(values[:, 0].any()) or other_ways(values, opened.ended, begin - count, begin):
-        return  # the others look up anew
-    training, wanted, *which = values[speaks, AHEAD : AHEAD + words].tolist()
-    ways: list[int] = values[speaks, begin - count : begin].tolist()
-    places = [ranks.table(number).place for number in opened.tables]
-    frozen = {t for t in range(count) if which[t // BITS] >> t % BITS & 1}
-    parts = list(parts_without_batch(ranks, places, ways))
-    for _, part in parts:
-        part.send(values[:, begin : begin + part.width])
-        begin += part.width
-    for tables, part in parts:
-        never = [at for at, t in enumerate(tables) if t in frozen]
-        with torch.set_grad_enabled(bool(wanted)):
-            part.fetch(never, bool(training), bool(wanted))
+    served: ServedLookup | None = None
+    if not bool(values[:, 0].any()):
+        served = ServedLookup.of(ranks, opened.tables, values, opened.ended, _MODES)
+        if served is not None:
+            served.send(ranks)
+    elif take is not None and (number := round_of_all(values, ranks.hosts)):
+        served = take(number)
+    if served is not None:  # else the others look up anew
+        training, wanted = map(bool, values[speaks, AHEAD : AHEAD + _MODES].tolist())
+        served.fetch(training, wanted)
 
 
 def serve_rows(ranks: Ranks, opened: Handshake) -> None:

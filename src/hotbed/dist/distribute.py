@@ -22,6 +22,7 @@ from hotbed.dist.delivery import deliver
 from hotbed.dist.dense import CompareLoads, averaged_dense, refuse_options, replace_forward
 from hotbed.dist.errors import PeerError
 from hotbed.dist.exchange import order_by_owner, send_ids
+from hotbed.dist.hosts_ahead import PrefetchOnHost
 from hotbed.dist.measured import Measured
 from hotbed.dist.place import Sharded
 from hotbed.dist.planning import plan as planned
@@ -167,7 +168,7 @@ def distribute(
             )
         if prefetch and ranks.hosts:
             raise TableError(
-                "prefetch=1 needs ranks that all look ahead, and memory hosts have no loader."
+                "prefetch=1 is not for memory hosts: their rows come with the lookup. Give prefetch=0."
             )
         refuse_options(ddp or {})
         codecs_of(rows, gradients)
@@ -269,7 +270,9 @@ def share_tables(
     fault: HotbedError | None = None
     some_ahead = prefetch > 0 or bool(told[:, 0].any())
     prefetcher: PrefetchOnRanks | None = None
-    if some_ahead and not ranks.hosts:  # who have no loader to look into
+    if some_ahead and ranks.rank in ranks.hosts:
+        prefetcher = PrefetchOnHost(ranks)
+    elif some_ahead:
         prefetcher = PrefetchOnRanks(ranks, rows_ahead=prefetch > 0)
     lookups = ShardedLookups(ranks, prefetcher)
     try:

@@ -9,12 +9,15 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from hotbed.dist.batch import serve_lookup
 from hotbed.dist.distribute import needed_sharing
 from hotbed.dist.exchange import send_no_ids
 from hotbed.dist.exchanged_values import Requests
 from hotbed.dist.gathered import gather_asked
 from hotbed.dist.handshake import BY_HOSTS, CLOSE, Handshake
+from hotbed.dist.hosts_ahead import PrefetchOnHost
 from hotbed.dist.json_values import serve_values
+from hotbed.dist.participant import serve_step
 from hotbed.dist.place import Sharded
 from hotbed.dist.ranks import Ranks
 from hotbed.dist.roles import refuse_memory_host
@@ -90,16 +93,39 @@ class _Host:
             "a deletion of rows": _answer_deletion,
             "a search for ids": _answer_search,
             "a count of rows": _answer_count,
+            "a lookup": self._answer_lookup,
+            "a step": self._answer_step,
             "a copy of rows": _answer_copy,
             "a checkpoint": self._answer_call,
             "figures": self._answer_call,
             CLOSE: _end,
         }
-        assert answers.keys() == set(BY_HOSTS)
+        assert answers.keys() == {*BY_HOSTS, "a lookup", "a step"}
         self._serving = Serving(ranks, answers)
+        lookups = [live.place.lookups for ref in ranks.tables if (live := ref()) is not None]
+        prefetcher = lookups[0].prefetcher
+        self._ahead = prefetcher if isinstance(prefetcher, PrefetchOnHost) else None
 
     def serve(self) -> None:
-        self._serving.until(CLOSE)
+        if self._ahead is not None:
+            self._ahead.begin()
+        try:
+            self._serving.until(CLOSE)
+        finally:
+            if self._ahead is not None:
+                self._ahead.end()
+
+    def _answer_lookup(self, ranks: Ranks, opened: Handshake) -> None:
+        if self._ahead is None:
+            serve_lookup(ranks, opened)
+        else:
+            serve_lookup(ranks, opened, self._ahead.take)
+            self._ahead.go_on()
+
+    def _answer_step(self, ranks: Ranks, opened: Handshake) -> None:
+        serve_step(ranks, opened)
+        if self._ahead is not None:
+            self._ahead.go_on()
 
     def _answer_call(self, ranks: Ranks, opened: Handshake) -> None:
         """Hear what the others tell each other; where that is a call, make it, too."""

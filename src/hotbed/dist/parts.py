@@ -10,17 +10,11 @@ from torch import Tensor
 
 from hotbed import _core
 from hotbed.dist.bags import (
-    BagRequests,
     BagsBatch,
     BagsOfCall,
     BagsPendingGradient,
-    keep_bags,
-    pool_bags,
-    send_bags,
-    width,
 )
 from hotbed.dist.by_machine import ByMachine
-from hotbed.dist.exchange import keep, no_ids
 from hotbed.dist.exchanged_values import Gathering, OwnedInputs, PendingOnRanks
 from hotbed.dist.layout import Layout
 from hotbed.dist.ranks import Ranks
@@ -29,7 +23,6 @@ from hotbed.dist.rows_batch import (
     Route,
     RowsBatch,
     RowsOfCall,
-    Sent,
     ShardedPendingGradient,
 )
 from hotbed.dist.shards import ShardedPlace
@@ -38,7 +31,7 @@ from hotbed.table.gradients import GradientShare
 from hotbed.table.lookups import Call
 from hotbed.table.resolved import Columns
 
-__all__ = ["Asked", "PartsOfCall", "parts_without_batch"]
+__all__ = ["Asked", "PartsOfCall", "parts_of", "route_to"]
 
 
 class Asked(Protocol):
@@ -106,7 +99,7 @@ class PartsOfCall:
         """
         self._call = call
         self._parts: list[_Part] = []
-        for by_owners, tables in _parts_of(places, ways):
+        for by_owners, tables in parts_of(places, ways):
             features = [f for f, t in enumerate(call.table_of) if t in tables]
             if by_owners:
                 features.sort(key=lambda f: call.table_of[f])
@@ -116,7 +109,7 @@ class PartsOfCall:
             if by_owners:
                 asked = BagsOfCall(ranks, part, given, features, own)
             else:
-                asked = RowsOfCall(ranks, part, _batch_of(part), _route_to(ranks, own))
+                asked = RowsOfCall(ranks, part, _batch_of(part), route_to(ranks, own))
             self._parts.append(_Part(asked, features, tables))
         self.numbers = [number for part in self._parts for number in part.asked.numbers]
 
@@ -147,7 +140,7 @@ class PartsOfCall:
         return JoinedBatch(self._call, made, wanted)
 
 
-def _parts_of(
+def parts_of(
     places: Sequence[ShardedPlace], ways: Sequence[int]
 ) -> Iterator[tuple[bool, list[int]]]:
     """Yield the parts of a call: whether owners pool their bags, and positions of their tables.
@@ -169,7 +162,7 @@ _routes: weakref.WeakKeyDictionary[Layout, ByMachine] = weakref.WeakKeyDictionar
 """By the layout of the same tables among all ranks."""
 
 
-def _route_to(ranks: Ranks, places: Sequence[ShardedPlace]) -> Route:
+def route_to(ranks: Ranks, places: Sequence[ShardedPlace]) -> Route:
     """Return the route to the owners of tables, of which all, or none, are `by_machine`."""
     layout = ranks.layout(places)
     if not places[0].by_machine:
@@ -266,67 +259,3 @@ class _JoinedPendingGradient(PendingOnRanks):
     def slots(self, table: int) -> Tensor:
         part, own = next(one for one in self.parts if table in one[0].tables)
         return own.slots(part.tables.index(table))
-
-
-class Served(Protocol):
-    """A part of the others' call, on a rank that has no batch.
-
-    Attributes:
-        width: how many numbers a rank tells of it.
-    """
-
-    width: int
-
-    def send(self, numbers: Tensor) -> None:
-        """Take part in sending ids. `numbers`: as of `Asked.send`."""
-
-    def fetch(self, frozen: list[int], training: bool, keeps: bool) -> None:
-        """Look up what the others ask for. `keeps`: gradients may come."""
-
-
-class _ServedRows:
-    _sent: Sent
-
-    def __init__(self, ranks: Ranks, places: Sequence[ShardedPlace]) -> None:
-        self._ranks, self._route = ranks, _route_to(ranks, places)
-        self.width: int = self._route.layout.core.numbers
-
-    def send(self, numbers: Tensor) -> None:
-        self._sent = self._route.send(self._ranks, no_ids(self._route.layout), numbers)
-
-    def fetch(self, frozen: list[int], training: bool, keeps: bool) -> None:
-        answer = self._sent.fetch(self._ranks, frozen, training, keeps)
-        if keeps:
-            keep(self._ranks, None, answer)
-
-
-class _ServedBags:
-    _requests: BagRequests
-
-    def __init__(self, ranks: Ranks, places: Sequence[ShardedPlace]) -> None:
-        self._ranks, self._layout = ranks, ranks.layout(places)
-        self.width = width(self._layout)
-
-    def send(self, numbers: Tensor) -> None:
-        none = _core.OrderedBags(self._layout.core)
-        self._requests = send_bags(self._ranks, self._layout, none, numbers)
-
-    def fetch(self, frozen: list[int], training: bool, keeps: bool) -> None:
-        answer = pool_bags(self._ranks, self._requests, frozen, training)
-        if keeps:
-            keep_bags(self._ranks, None, answer)
-
-
-def parts_without_batch(
-    ranks: Ranks, places: Sequence[ShardedPlace], ways: Sequence[int]
-) -> Iterator[tuple[list[int], Served]]:
-    """The same parts on a rank that has no batch, with positions of their tables."""
-    for by_owners, tables in _parts_of(places, ways):
-        own = [places[t] for t in tables]
-        if by_owners:
-            of_features = [
-                place for place, t in zip(own, tables, strict=True) for _ in range(ways[t])
-            ]
-            yield tables, _ServedBags(ranks, of_features)
-        else:
-            yield tables, _ServedRows(ranks, own)

@@ -13,26 +13,26 @@ from torch import Tensor
 
 from hotbed import _core
 from hotbed.dist.beside import Beside
-from hotbed.dist.exchange import live_shards, owned_call
-from hotbed.dist.exchanged_values import KeptLookup, OwnedInputs, Requests
+from hotbed.dist.exchange import live_shards
+from hotbed.dist.exchanged_values import KeptLookup, Requests
 from hotbed.dist.layout import Layout
+from hotbed.dist.owned_ahead import OwnedAhead
 from hotbed.dist.parts import Asked
 from hotbed.dist.ranks import Ranks
 from hotbed.dist.rounds import Rounds, RoundSession
 from hotbed.dist.rows_ahead import RowsAhead, SentInParts
 from hotbed.dist.shards import TableOnRanks
 from hotbed.dist.waiting_gradients import waiting_of
-from hotbed.dist.ways import AHEAD, agree, bits
+from hotbed.dist.ways import AHEAD, agree, bits, room_of
 from hotbed.errors import HotbedError
 from hotbed.inputs.bags import Bags
 from hotbed.places.host.batch import core_batch
 from hotbed.places.tiered.prepared import Offers, ReadBatch
 from hotbed.places.tiered.tiers import Tiers
-from hotbed.table.live import LiveTable
-from hotbed.table.lookups import Call, CallAhead, InputBatch, StoredTable
+from hotbed.table.lookups import Call, CallAhead
 from hotbed.table.prefetch import Window
 
-__all__ = ["BatchOnRanks", "PrefetchOnRanks"]
+__all__ = ["BatchOnRanks", "PrefetchOnRanks", "digest_of"]
 
 
 class PrefetchOnRanks:
@@ -40,6 +40,7 @@ class PrefetchOnRanks:
 
     Attributes:
         ranks: that share them.
+        rounds: in which ids travel.
         offers: batches whose ids have travelled, and that no forward has used.
         beside: on which rows of the next batch travel; None: they come with its lookup.
     """
@@ -51,12 +52,13 @@ class PrefetchOnRanks:
         self.beside = Beside(ranks, "rows ahead", wait) if rows_ahead else None
         self._travelled: dict[int, _Travelled] = {}
         self.offers: Offers[BatchOnRanks] = Offers()
-        self._rounds = Rounds(ranks)
+        self.rounds = Rounds(ranks)
+        self._offered = 0  # round of the last batch that was
         self._window: weakref.ref[Window] | None = None
 
     @property
     def is_idle(self) -> bool:
-        return self._rounds.is_idle
+        return self.rounds.is_idle
 
     @functools.cached_property
     def tiers(self) -> list[Tiers]:
@@ -111,14 +113,20 @@ class PrefetchOnRanks:
         self._window = weakref.ref(window)
         for tiers in self.tiers:
             tiers.open_window(window)
-        return self._rounds.open_session(window.loop)
+        return self.rounds.open_session(window)
 
     def release_spent(self) -> None:
         for tiers in self.tiers:
             tiers.release_spent()
 
+    def offer(self, batch: BatchOnRanks) -> None:
+        """Let a forward find a batch."""
+        self.offers.append(batch)
+        self._offered = max(self._offered, batch.round)
+
     def drop_offers(self) -> None:
         self.offers.clear()
+        self.rounds.spent = self._offered
         for tiers in self.tiers:
             tiers.drop_offers()
 
@@ -135,7 +143,13 @@ class _Travelled(NamedTuple):
     """Of what comes as rows."""
 
 
-class BatchOnRanks(ReadBatch):
+def digest_of(call: CallAhead, kind: str = "ids travel") -> int:
+    """Return what tells ranks whether they read batches of one `kind` for the same tables."""
+    numbers = [table.place.number for table in cast(Sequence[TableOnRanks], call.live)]
+    return zlib.crc32(repr((kind, numbers, list(call.table_of))).encode())
+
+
+class BatchOnRanks(ReadBatch[_core.Batch]):
     """A batch of this rank, whose ids travel in a round.
 
     Attributes:
@@ -150,13 +164,13 @@ class BatchOnRanks(ReadBatch):
 
     asked: Asked
 
-    def __init__(self, prefetcher: PrefetchOnRanks, call: CallAhead) -> None:
-        super().__init__(call)
+    def __init__(self, prefetcher: PrefetchOnRanks, call: CallAhead, bags: Sequence[Bags]) -> None:
+        """`bags`: what `call` reads."""
+        super().__init__(call, bags)
         self._prefetcher = prefetcher
-        self._owned: list[_OwnedBatch] = []
+        self._owned: list[OwnedAhead] = []
         self._places = [one.place for one in cast(Sequence[TableOnRanks], call.live)]
-        numbers = [place.number for place in self._places]
-        self.digest = zlib.crc32(repr((numbers, list(call.table_of))).encode())
+        self.digest = digest_of(call)
         self.round = 0
         self.in_parts: list[tuple[SentInParts, Sequence[int]]] = []
         self.next: weakref.ref[BatchOnRanks] | None = None
@@ -165,6 +179,9 @@ class BatchOnRanks(ReadBatch):
 
     def _keeps_ids(self, table: int) -> bool:
         return True
+
+    def _batch_of(self, bags: Sequence[Bags]) -> _core.Batch:
+        return core_batch(self.live, self.table_of, bags)
 
     def has_weights_of(self, call: Call) -> bool:
         """Return True if the same features have weights: what owners were asked for depends on it."""
@@ -177,11 +194,13 @@ class BatchOnRanks(ReadBatch):
         modes = bits(self.frozen, len(self.live))
 
         def tell(numbers: list[int]) -> tuple[Tensor, list[bool]]:
-            return rounds.gather(numbers), [False] * rounds.size
+            return rounds.gather(numbers), [rank in ranks.hosts for rank in range(ranks.size)]
 
-        given = cast(_core.Batch, self.batch)
         ranks = self._prefetcher.ranks
-        self.asked, numbers = agree(ranks, call, given, self._places, modes, tell)
+        if ranks.hosts:
+            tables = [place.number for place in self._places]
+            rounds.describe(self.digest, [room_of(call, self._places), *tables])
+        self.asked, numbers = agree(ranks, call, self.batch, self._places, modes, tell)
         self.asked.send(rounds, numbers)
         self._prefetcher.divide(rounds, self)
         self.round = rounds.count
@@ -227,49 +246,14 @@ class BatchOnRanks(ReadBatch):
 
     def announce(self) -> None:
         for inputs in self.asked.owned():
-            made = _OwnedBatch.of(inputs)
+            made = OwnedAhead.of(inputs)
             if made is not None:
                 self._owned.append(made)
 
     def admit(self) -> bool:
-        return all([owned.batch.admit() for owned in self._owned])
+        return all([owned.admit() for owned in self._owned])
 
     def offer(self, waited: bool) -> None:
-        self._prefetcher.offers.append(self)
+        self._prefetcher.offer(self)
         for owned in self._owned:
             owned.offer(waited)
-
-
-class _OwnedBatch:
-    """What ranks ask of the shards of this rank, in tiers: `hotbed.places.tiered.batch.PreparedBatch`."""
-
-    waited_for = False
-
-    def __init__(self, call: Call, tiers: Tiers) -> None:
-        self._live, self._frozen, self._tiers = call.live, list(call.frozen), tiers
-        self.bags: Sequence[Bags] = call.bags
-        self.batch = core_batch(call.live, call.table_of, call.bags)
-        self.batch.group(self._frozen)
-        self.batch.announce()
-
-    @classmethod
-    def of(cls, inputs: OwnedInputs) -> _OwnedBatch | None:
-        """Group and announce it; None: there is none, or its rows need no bringing up."""
-        call = owned_call(*inputs, training=True)
-        if call is None:
-            return None
-        tiers = cast(LiveTable, call.live[0]).place.lookups.prefetcher
-        return cls(call, tiers) if isinstance(tiers, Tiers) else None
-
-    def serves(self, live: Sequence[StoredTable], batch: InputBatch, frozen: Sequence[int]) -> bool:
-        same = self._frozen == frozen and len(self._live) == len(live)
-        if not same or any(a is not b for a, b in zip(self._live, live, strict=True)):
-            return False
-        return self.batch.first_difference(cast(_core.Batch, batch)) < 0
-
-    def changed(self) -> None:
-        """Nobody else has these ids."""
-
-    def offer(self, waited: bool) -> None:
-        self.waited_for = waited
-        self._tiers.prepared.append(self)

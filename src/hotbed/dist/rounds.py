@@ -13,20 +13,21 @@ import queue
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import Protocol, cast
+from typing import NamedTuple, Protocol, cast
 
 from hotbed import _core
 from hotbed.dist.beside import Beside
-from hotbed.dist.errors import PeerError
+from hotbed.dist.errors import PeerError, is_gone
 from hotbed.dist.ranks import Ranks
-from hotbed.table.prefetch import BatchAhead
+from hotbed.table.prefetch import BatchAhead, Window
 
-__all__ = ["RoundSession", "Rounds", "Travels"]
+__all__ = ["RoundSession", "Rounds", "Told", "Travels", "are_alike"]
 
-_BATCH, _NONE, _END, _CLOSED = range(4)
-"""What a rank has: a batch, one that cannot be announced, no more, or a window that was closed."""
+_BATCH, _NONE, _END, _CLOSED, _HOST = range(5)
+"""What a rank has: a batch, one that cannot be announced, no more, or a window that was closed; or it is a
+memory host, which has none."""
 _SENT = "ids ahead"
 """Name of their bytes in `Ranks.sent`."""
 _FIRST_PATIENCE = 1.0
@@ -36,6 +37,34 @@ _SLOW = 0.1
 and wait in a lookup."""
 _FOREVER = datetime.timedelta(days=365)
 """A round may wait for loaders, and for whatever the others do before they look ahead again."""
+
+
+class Told(NamedTuple):
+    """What a rank tells in a round."""
+
+    kind: int
+    """What it has."""
+    number: int = 0
+    """Of the batch in the loop."""
+    digest: int = 0
+    """Of the tables that the batch is about."""
+    depth: int = 0
+    """Batches whose rows are to be brought up."""
+    spent: int = 0
+    """The last round whose batch this rank will not look up any more; nor those before."""
+
+    @property
+    def is_end(self) -> bool:
+        return self.kind == _END
+
+    @property
+    def is_closed(self) -> bool:
+        return self.kind == _CLOSED
+
+
+def are_alike(told: Sequence[Told]) -> bool:
+    """Return True if all ranks with batches have the same one, whose ids are sent then."""
+    return told[0].kind == _BATCH and len({one[:3] for one in told}) == 1
 
 
 class Travels(Protocol):
@@ -60,7 +89,7 @@ class Rounds(Beside):
 
     Attributes:
         count: rounds so far, the same on all ranks within a round.
-        ranks: that meet.
+        spent: as of `Told`.
     """
 
     def __init__(self, ranks: Ranks) -> None:
@@ -69,11 +98,13 @@ class Rounds(Beside):
         _awake[self._awake] = os.getpid()
         super().__init__(ranks, _SENT, _FOREVER, self._awake)
         self.timeout = ranks.timeout
-        self.count = 0
+        self.count = self.spent = 0
+        self._hosts = ranks.hosts
+        self._described: dict[int, list[int]] = {}
         self._tasks: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._since: float | None = None  # when the round began that waits
-        self._is_lost = False
+        self.is_lost = False
         self._ended: weakref.ref[object] | None = None  # the loop in which a rank had no more
 
     @property
@@ -86,11 +117,16 @@ class Rounds(Beside):
         """True if there is nobody to meet, so far or any more."""
         since = self._since
         late = since is not None and time.monotonic() - since >= _FIRST_PATIENCE
-        return late or self._is_lost
+        return late or self.is_lost
 
-    def open_session(self, loop: object) -> RoundSession:
+    @property
+    def kinds(self) -> int:
+        """Return how many kinds of batches memory hosts have met; a batch of a loop may be several."""
+        return len(self._described)
+
+    def open_session(self, window: Window) -> RoundSession:
         """Begin what a window of a loop exchanges."""
-        return RoundSession(self, loop)
+        return RoundSession(self, window)
 
     def end(self, loop: object) -> None:
         """Have later windows of a loop exchange nothing, as a rank has no more."""
@@ -121,24 +157,41 @@ class Rounds(Beside):
             weakref.finalize(self, self._tasks.put, None).atexit = False
         return made
 
-    def meet(self, kind: int, number: int, digest: int) -> list[list[int]] | None:
-        """Return what each rank has: its kind, number and digest. None: they do not meet any more."""
-        if self._is_lost:
+    def meet(self, own: Told) -> list[Told] | None:
+        """Return what each rank tells that is no memory host. None: they do not meet any more."""
+        if self.is_lost:
             return None
         self._since = time.monotonic()
         try:
-            told: list[list[int]] = self.gather([kind, number, digest]).tolist()
+            told = [Told(*numbers) for numbers in self.gather(own).tolist()]
         except RuntimeError:  # a rank is gone, of which the training hears in its own exchanges
             self.leave()
             return None
         finally:
             self._since = None
         self.count += 1
-        return told
+        return [one for rank, one in enumerate(told) if rank not in self._hosts]
+
+    def listen(self) -> list[Told] | None:
+        """Do as `meet`, where this rank is a memory host."""
+        return self.meet(Told(_HOST))
+
+    def describe(self, digest: int, own: Sequence[int] = ()) -> list[int]:
+        """Return what the digest of a batch stands for, which ranks with batches tell memory hosts once.
+        Called by all ranks in the round of such a batch, where there are memory hosts.
+
+        Args:
+            own: the same on all ranks with batches; nothing on memory hosts.
+        """
+        if digest not in self._described:
+            size = int(self.gather([len(own)]).max())
+            told = self.gather([*own, *[0] * (size - len(own))])
+            self._described[digest] = told[0].tolist()  # rank 0 has batches
+        return self._described[digest]
 
     def leave(self) -> None:
         """Meet nobody any more; the others hear of it."""
-        self._is_lost = True
+        self.is_lost = True
         self._wire.leave()
 
 
@@ -146,8 +199,8 @@ class RoundSession:
     """`hotbed.table.prefetch.Session`: what one window exchanges. It ends for all ranks with the first that
     has no more, which ends those of later windows of the loop, too; or that closes its window."""
 
-    def __init__(self, rounds: Rounds, loop: object) -> None:
-        self._rounds, self._loop = rounds, loop
+    def __init__(self, rounds: Rounds, window: Window) -> None:
+        self._rounds, self._loop, self._depth = rounds, window.loop, window.depth
         self._joined = self._over = self._closing = False
         self._waits = False
         self.is_closed = False
@@ -193,28 +246,34 @@ class RoundSession:
             if told is None:
                 break
             self._joined = True
-            kinds = {one[0] for one in told}
-            if kinds & {_END, _CLOSED}:
-                self._over, self.is_closed = True, _CLOSED in kinds
+            if any(one.is_end or one.is_closed for one in told):
+                self._over, self.is_closed = True, any(one.is_closed for one in told)
                 break
-            last = max(one[1] for one in told)
+            last = max(one.number for one in told)
             if number < last:
                 break  # a rank is further on
-            if any(one[1] < last for one in told):
+            if any(one.number < last for one in told):
                 if self._closing:
                     break  # which is told instead
                 continue
-            if batch is None or kinds != {_BATCH} or len({one[2] for one in told}) > 1:
+            if batch is None or not are_alike(told):
                 break
-            try:
-                batch.travel(rounds)
-            except PeerError:
-                break
-            except BaseException:
-                rounds.leave()
-                raise
-            return True
+            return self._travel(batch)
         return False
+
+    def _travel(self, batch: Travels) -> bool:
+        """Bring ids to their owners; False: ranks want different things, or one is gone."""
+        try:
+            batch.travel(self._rounds)
+        except PeerError:
+            return False
+        except BaseException as error:
+            self._rounds.leave()
+            if not isinstance(error, RuntimeError) or not is_gone(error):
+                raise
+            self._over = True  # training hears of it in its own exchanges
+            return False
+        return True
 
     def _leave(self, kind: int) -> bool:
         if self._joined and not self._over:
@@ -222,11 +281,12 @@ class RoundSession:
         self._over = True
         return False
 
-    def _meet(self, kind: int, number: int, digest: int) -> list[list[int]] | None:
-        told = self._rounds.meet(kind, number, digest)
+    def _meet(self, kind: int, number: int, digest: int) -> list[Told] | None:
+        spent = self._rounds.spent
+        told = self._rounds.meet(Told(kind, number, digest, self._depth, spent))
         if told is None:
             self._over = True
-        elif any(one[0] == _END for one in told):
+        elif any(one.is_end for one in told):
             self._rounds.end(self._loop)
         return told
 

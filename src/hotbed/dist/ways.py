@@ -30,6 +30,7 @@ __all__ = [
     "other_ways",
     "refuse_other_modes",
     "room_of",
+    "round_of_all",
 ]
 
 AHEAD = 3
@@ -174,6 +175,16 @@ def refuse_other_modes(values: Tensor, ended: Sequence[bool], mine: int, count: 
                 "requires_grad of tables, and torch.no_grad() must be alike on all ranks. All evaluate "
                 "together, each its samples; hotbed.dist.even(loader) ends them together."
             )
+
+
+def round_of_all(values: Tensor, hosts: Sequence[int]) -> int:
+    """Return the round in which all ranks have sent their ids ahead, memory hosts aside; 0: in none.
+
+    Args:
+        values: (ranks, n) int64 that ranks tell in a lookup.
+    """
+    told = {number for rank, number in enumerate(values[:, 0].tolist()) if rank not in hosts}
+    return told.pop() if len(told) == 1 else 0
 
 
 def bits(chosen: Sequence[int], count: int) -> list[int]:

@@ -12,6 +12,7 @@ from hotbed import _core
 from hotbed.dist.bags import BagRequests, BagsBatch, KeptBags, pool_bags
 from hotbed.dist.errors import PeerError
 from hotbed.dist.exchange import first_slots
+from hotbed.dist.exchanged_values import OwnedInputs
 from hotbed.dist.loaders import Slice, Slices, samples_in
 from hotbed.dist.ranks import Ranks
 from hotbed.dist.shards import TableOnRanks
@@ -21,10 +22,10 @@ from hotbed.inputs.bags import FORMS, Bags, Form, Wanted, core_input, read_bags
 from hotbed.modules.owner import owners_of
 from hotbed.places.host.batch import FlatInputs
 from hotbed.table.alone import ALONE, Processes
-from hotbed.table.lookups import Call
+from hotbed.table.lookups import Call, StoredTable
 from hotbed.tables import COMBINERS
 
-__all__ = ["Owned", "WholeBags", "look_up_whole", "owned"]
+__all__ = ["Owned", "WholeBags", "all_whole", "inputs_here", "kept_here", "look_up_whole", "owned"]
 
 _SUM = COMBINERS.index("sum")
 
@@ -45,6 +46,16 @@ class WholeBags(Bags):
     whole: Bags | None
     samples: list[int]
 
+    @property
+    def positions(self) -> int:
+        return 0 if self.whole is None else self.whole.positions
+
+    def copied(self, *, ids: bool) -> WholeBags:
+        made = _bags_elsewhere(self.bags)
+        made.samples = self.samples
+        made.whole = None if self.whole is None else self.whole.copied(ids=ids)
+        return made
+
 
 class _IdsElsewhere:
     """Stands for ids where only `look_up_whole` knows what to do without them."""
@@ -56,9 +67,12 @@ class _IdsElsewhere:
         )
 
 
+def _bags_elsewhere(count: int) -> WholeBags:
+    return WholeBags(cast(Tensor, _IdsElsewhere()), None, 0, count, None, count, None, False)
+
+
 def _read(wanted: Wanted, value: WholeInput) -> WholeBags:
-    count = value.samples[value.rank]
-    made = WholeBags(cast(Tensor, _IdsElsewhere()), None, 0, count, None, count, None, False)
+    made = _bags_elsewhere(value.samples[value.rank])
     made.samples, made.whole = value.samples, None
     if value.given is None:
         return made
@@ -93,8 +107,8 @@ def owned(loader: Iterable[Mapping[str, Any]], model: nn.Module) -> Owned:
     ...     loss = loss_fn(model(batch), batch["label"])
 
     Tables may be whole on a rank, cut by columns, or replicated. Their gradients have no rows in ``.grad``,
-    so that a GradScaler is refused, and look-ahead does nothing for such batches. All ranks wrap alike, and
-    end together.
+    so that a GradScaler is refused. All ranks wrap alike, and end together. Look-ahead goes around:
+    ``hb.lookahead(hb.dist.owned(loader, model), model)``.
 
     Args:
         loader: of the same batches on all ranks, feature → input and name → tensor. Features whose tables a
@@ -247,11 +261,7 @@ def look_up_whole(
         InputError: some features are of this rank's samples alone.
         PeerError: on another rank they are, or it has other samples, or none any more.
     """
-    bags = [bag for bag in call.bags if isinstance(bag, WholeBags)]
-    if len(bags) < len(call.bags):
-        raise InputError(
-            "Some features of this batch are of hotbed.dist.owned, and others are not. Give all of one batch."
-        )
+    bags = all_whole(call.bags)
     samples = [bag.bags for bag in bags]
     places = [cast(TableOnRanks, live).place for live in call.live]
     pad = [0] * (room_of(call, places) - len(samples))
@@ -266,23 +276,54 @@ def look_up_whole(
         raise PeerError(
             "Ranks have batches of other sizes: hotbed.dist.owned takes a loader of the same batches on all."
         )
-    of_features = [places[t] for t in call.table_of]
-    layout = ranks.layout(of_features)
+    layout, bags_here, frozen = inputs_here(ranks, call.live, call.table_of, bags, call.frozen)
     numbers = torch.zeros((ranks.size, 2 * len(samples)), dtype=torch.int64, device="cpu")
     numbers[:, 1::2] = 2 * told  # of bags, whose ids nobody sends
     core = _core.BagExchange(layout.core, numbers.data_ptr())
-    here = [f for f, place in enumerate(of_features) if place.own]
-    combiners = [call.live[call.table_of[f]].combiner for f in here]
-    bags_here = _BagsOfRanks([bags[f] for f in here], combiners)
     own = _core.OrderedBags(layout.core, _without_ids(call, samples), range(len(samples)))
-    asked = sum(len(whole.ids) for f in here if (whole := bags[f].whole) is not None)
+    asked = sum(bag.positions for bag in bags)
     requests = BagRequests(layout, own, core, bags_here, asked)
-    answer = pool_bags(ranks, requests, call.frozen, call.training)
+    answer = pool_bags(ranks, requests, frozen, call.training)
     made = BagsBatch(call, answer, wanted)
     if wanted:
         made.lookup = _KeptWhole(answer, first_slots(layout, ranks.waiting.lookups))
         ranks.waiting.add(made, made.lookup)
     return made
+
+
+def all_whole(bags: Sequence[Bags]) -> list[WholeBags]:
+    """Return the bags of a batch, which all are of `owned`.
+
+    Raises:
+        InputError: some are not.
+    """
+    found = [bag for bag in bags if isinstance(bag, WholeBags)]
+    if len(found) < len(bags):
+        raise InputError(
+            "Some features of this batch are of hotbed.dist.owned, and others are not. Give all of one batch."
+        )
+    return found
+
+
+def kept_here(live: Sequence[StoredTable], table_of: Sequence[int]) -> list[int]:
+    """Return the features whose tables this rank keeps; arguments are as of a `Call`."""
+    tables = cast(Sequence[TableOnRanks], live)
+    return [f for f, t in enumerate(table_of) if tables[t].place.own]
+
+
+def inputs_here(
+    ranks: Ranks,
+    live: Sequence[StoredTable],
+    table_of: Sequence[int],
+    bags: Sequence[WholeBags],
+    frozen: Sequence[int],
+) -> OwnedInputs:
+    """Return what ranks ask of the shards of this rank; arguments are as of a `Call`."""
+    tables = cast(Sequence[TableOnRanks], live)
+    here = kept_here(live, table_of)
+    combiners = [live[table_of[f]].combiner for f in here]
+    layout = ranks.layout([tables[t].place for t in table_of])
+    return OwnedInputs(layout, _BagsOfRanks([bags[f] for f in here], combiners), frozen)
 
 
 def _without_ids(call: Call, samples: Sequence[int]) -> _core.Batch:

@@ -61,6 +61,18 @@ class Bags(NamedTuple):
         offsets = None if self.offsets is None else self.offsets.cpu()
         return self._replace(ids=self.ids.cpu(), offsets=offsets, weights=None)
 
+    @property
+    def positions(self) -> int:
+        """Number of ids on this process, of all bags."""
+        return self.ids.numel()
+
+    def copied(self, *, ids: bool) -> Bags:
+        """Return the same with offsets of its own where they lie on the host, and `ids` if wanted."""
+        offsets = self.offsets
+        if offsets is not None and offsets.device.type == "cpu":
+            offsets = offsets.clone()
+        return self._replace(offsets=offsets, ids=self.ids.clone() if ids else self.ids)
+
 
 class Wanted(NamedTuple):
     """A feature, as the forms of its input are read."""

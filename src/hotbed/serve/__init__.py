@@ -2,5 +2,20 @@
 
 from hotbed.serve.bundle import BundleError, ExportError
 from hotbed.serve.exporting import export
+from hotbed.serve.following import Applied, Follower, follow
+from hotbed.serve.quantized import quantized
+from hotbed.serve.versions import Version, pin, unpin, versions_of
 
-__all__ = ["BundleError", "ExportError", "export"]
+__all__ = [
+    "Applied",
+    "BundleError",
+    "ExportError",
+    "Follower",
+    "Version",
+    "export",
+    "follow",
+    "pin",
+    "quantized",
+    "unpin",
+    "versions_of",
+]

@@ -204,9 +204,7 @@ def write_changes(
                 given.append(ids.copy())
             bits = encoded_bits(about, weights)
             new = served.is_wanted(ids)
-            if (
-                table.is_whole
-            ):  # else they have changed, and reading those that are served takes longer
+            if table.is_whole:  # else they have changed, and are not looked for
                 new[new] = served.differ(ids[new], bits[new], default)
             layer.add(ids[new], bits[new])
         gone = _unseen(served, seen) if table.is_whole else _removed(table, given)

@@ -67,13 +67,12 @@ from hotbed.serve.lookups import Recorded, WithoutTables, recorded
 from hotbed.serve.reading import BundleTable, MappedRows, vectors_of
 from hotbed.serve.row_formats import ROW_FORMATS
 from hotbed.serve.sessions import Session, session_of
-from hotbed.serve.table_files import write_table
+from hotbed.serve.table_files import DEFAULTS, write_table
 
 __all__ = ["Origin", "export", "export_checkpoint", "files_in"]
 
 TOLERANCE = 1e-5
 """Of the answers of onnxruntime, beside those of torch: absolute, and relative to the largest."""
-DEFAULTS = ("zeros", "mean")
 _ONE_AT_A_TIME = threading.Lock()
 """Threads that trace a model, which torch does for one, or put a bundle in its place."""
 SHOWN = 4

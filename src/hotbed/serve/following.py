@@ -96,13 +96,13 @@ class Follower:
     def _begin(self) -> None:
         """Go on from the newest version of the bundle that is there now."""
         self._of_base.close()
-        self._about = read_bundle(self._bundle)
-        if "parameters" not in self._about or "state_dict" not in self._about:
+        about = read_bundle(self._bundle)
+        if "parameters" not in about or "state_dict" not in about:
             raise BundleError(
                 f"{self._bundle} does not tell which weights are the model's, as an earlier Hotbed has "
                 "exported it. Export it again."
             )
-        folder = folder_of(self._bundle, self._about["model_version"])
+        folder = folder_of(self._bundle, about["model_version"])
         os.makedirs(folder, exist_ok=True)
         try:
             self._of_base.enter_context(held(folder, fcntl.LOCK_EX | fcntl.LOCK_NB))
@@ -113,8 +113,9 @@ class Follower:
         _remove_left_overs(folder)
         self._merges = LayerMerges(folder, self._most_layers)
         self._of_base.callback(self._merges.close)
-        self._stack, self._served = _newest(self._bundle, self._about)
+        self._stack, self._served = _newest(self._bundle, about)
         self._refused, self._last = set(), None
+        self._about = about
 
     def poll(self) -> Applied | None:
         """Make a version of the latest checkpoint, if there is one that is not served. Returns None if there
@@ -139,6 +140,9 @@ class Follower:
             # One that was removed meanwhile, or may have been, is not the fault of the next.
             if isinstance(error, DamagedError | BundleError) or not is_complete(found[0]):
                 self._refused.add(found)
+            latest = self._candidate()
+            if latest is not None and order_of(latest[0]) > order_of(found[0]):
+                return self.poll()  # its bases may have been removed as another one was complete
             raise
         self._last = found
         return applied
@@ -170,9 +174,9 @@ class Follower:
                 return None
             if fault := fault_of_chain(links, self._about["tables"].keys()):
                 raise DamagedError(fault)
-            stack = self._stack._replace(tables=self._merges.take(self._stack.tables))
-            written = write_version(self._bundle, self._about, stack, links)
-        merged = {layer.folder for layers in stack.tables.values() for layer in layers}
+            self._stack = self._stack._replace(tables=self._merges.take(self._stack.tables))
+            written = write_version(self._bundle, self._about, self._stack, links)
+        merged = {layer.folder for layers in self._stack.tables.values() for layer in layers}
         self._stack, self._served = _stack_of(written), os.path.basename(path)
         for each in merged:
             if each.endswith(".part"):
@@ -183,9 +187,12 @@ class Follower:
         return Applied(written.version, written.manifest["step"], written.rows, seconds)
 
     def _remove_old(self) -> None:
-        old = versions_of(self._bundle)[1 : -self._keep]
-        for version in old:
-            if version.model_version != pinned(self._bundle):
+        for version in versions_of(self._bundle)[1 : -self._keep]:
+            try:
+                stays = version.model_version == pinned(self._bundle)
+            except BundleError:  # it may be any
+                return
+            if not stays:
                 part = f"{version.folder}.part"  # which nobody takes for a version
                 with contextlib.suppress(OSError):
                     os.rename(version.folder, part)
@@ -199,7 +206,8 @@ class Follower:
 def _is_older(folder: str, served: str, run: str) -> bool:
     """Return True if a checkpoint was completed before the one that is served, in the same run: one that
     was begun anew has none that is as late."""
-    newest = max(map(order_of, filter(is_complete, folders_in(store_of(run).resolved(run)))))
+    there = filter(is_complete, folders_in(store_of(run).resolved(run)))
+    newest = max(map(order_of, there), default=(-1, -1))
     return order_of(folder) < order_of(served) <= newest
 
 

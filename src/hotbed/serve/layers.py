@@ -11,6 +11,7 @@ from numpy.typing import DTypeLike, NDArray
 from torch import Tensor
 
 from hotbed.serve.bundle import TableEntry
+from hotbed.serve.reading import MappedRows
 from hotbed.serve.row_formats import ROW_FORMATS
 
 __all__ = ["NewLayer", "StoredRows", "bytes_of_row", "encoded_bits", "merge_layers"]
@@ -19,28 +20,8 @@ AT_ONCE = 1 << 16
 """Rows that are copied in one go."""
 
 
-class StoredRows:
-    """Rows of a bundle or a layer as they are stored, mapped into memory.
-
-    Attributes:
-        about: entry of the manifest.
-        ids: (n,) int64, rising; None: 0 to n - 1.
-        rows: (n, columns)
-        scales: (n, 2); None where the format has none.
-        default: (dim,) float32
-    """
-
-    def __init__(self, folder: str, about: TableEntry) -> None:
-        self.about, self._folder = about, folder
-        has_scales = ROW_FORMATS[about["stored_as"]].scale_dtype is not None
-        self.rows, self.default = self._mapped("rows"), self._mapped("default")
-        self.scales = self._mapped("scales") if has_scales else None
-        self.ids = None if about["static"] else self._mapped("ids")
-
-    def _mapped(self, part: str) -> NDArray[np.generic]:
-        path = os.path.join(self._folder, f"{self.about['files']}.{part}.npy")
-        found: NDArray[np.generic] = np.load(path, mmap_mode="r" if self.about["rows"] else None)
-        return found
+class StoredRows(MappedRows):
+    """Rows of a bundle or a layer, found and compared as they are stored."""
 
     def __len__(self) -> int:
         return self.about["rows"]

@@ -15,7 +15,7 @@ from hotbed.modules.owner import TableOwner, owners_of
 from hotbed.serve.bundle import ExportError
 from hotbed.table.live import LiveTable
 
-__all__ = ["Lookup", "Recorded", "WithoutTables", "recorded"]
+__all__ = ["Lookup", "Recorded", "WithoutTables", "copied", "recorded"]
 
 
 class Lookup(NamedTuple):
@@ -50,20 +50,23 @@ class WithoutTables:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self._modules: dict[nn.Module, nn.Module] = {}
         self.owners = {name: _Owner(owner) for name, owner in owners_of(model).items()}
-        self._modules.update({each.owner: each for each in self.owners.values()})
-        self.model = self._copied(model)
+        self.model = copied(model, {each.owner: each for each in self.owners.values()})
 
-    def _copied(self, module: nn.Module) -> nn.Module:
-        """Return a module of which only the references to others are its own."""
-        if module not in self._modules:
-            own = self._modules[module] = copy.copy(module)
-            own.__dict__["_modules"] = {
-                name: None if each is None else self._copied(each)
-                for name, each in module._modules.items()
-            }
-        return self._modules[module]
+
+def copied(module: nn.Module, others: dict[nn.Module, nn.Module]) -> nn.Module:
+    """Return a module with others in place of some of its parts. It shares its parameters.
+
+    Args:
+        others: what stands for which. Copies are added, of which only the references to parts are their own.
+    """
+    if module not in others:
+        own = others[module] = copy.copy(module)
+        own.__dict__["_modules"] = {
+            name: None if each is None else copied(each, others)
+            for name, each in module.__dict__["_modules"].items()
+        }
+    return others[module]
 
 
 class _Call(NamedTuple):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -14,7 +15,17 @@ from hotbed.errors import IdError
 from hotbed.serve.bundle import BundleError, LookupEntry, TableEntry
 from hotbed.serve.row_formats import ROW_FORMATS
 
-__all__ = ["BundleTable", "RequestedLookup", "MappedRows", "vectors_of", "vectors_of_all"]
+__all__ = [
+    "BundleTable",
+    "FetchedTable",
+    "Ids",
+    "MappedRows",
+    "ReadTable",
+    "RequestedLookup",
+    "looked_up",
+    "vectors_of",
+    "vectors_of_all",
+]
 
 COMBINERS = {name: number for number, name in enumerate(("none", "sum", "mean", "sqrtn", "max"))}
 STORED_AS = {name: number for number, name in enumerate(("float32", "float16", "int8", "int4"))}
@@ -63,25 +74,34 @@ class MappedRows:
             )
         return found
 
+    def expect_few_in_memory(self) -> None:
+        """Have the system read a row alone where it is not in memory, and not what lies beside it."""
+        for part in (self.rows, self.scales):
+            pages = getattr(part, "_mmap", None)
+            if isinstance(pages, mmap.mmap):
+                pages.madvise(mmap.MADV_RANDOM)
+
 
 class BundleTable:
     """A table as it is served. Several threads may read it at once.
 
     Args:
         layers: rows of a bundle, and then those that changed since, oldest first, whose ids are told.
+        name: of the table, for errors. Default: that of its files.
 
     Raises:
         BundleError: rows of the layers have different dims.
     """
 
-    def __init__(self, layers: Sequence[MappedRows]) -> None:
+    def __init__(self, layers: Sequence[MappedRows], name: str | None = None) -> None:
         self.layers = tuple(layers)
         self.about = about = layers[0].about
+        self.name = about["files"] if name is None else name
         for layer in self.layers:
             if layer.about["dim"] != about["dim"]:
                 raise BundleError(
-                    f"Rows of {about['files']} have {about['dim']} columns, and newer ones of "
-                    f"{layer.about['files']} {layer.about['dim']}."
+                    f"Table {self.name!r}: rows of {about['files']} have {about['dim']} columns, and newer "
+                    f"ones of {layer.about['files']} {layer.about['dim']}."
                 )
         self.core = _core.ServedTable(
             [
@@ -98,19 +118,55 @@ class BundleTable:
         Raises:
             IdError: an id is outside of a static table.
         """
-        return _looked_up([_Lookup(self, ids, None, "none", None)])[0]
+        return looked_up([Ids(self, ids, None, "none", None)])[0]
 
 
-class _Lookup(NamedTuple):
-    table: BundleTable
+class FetchedTable:
+    """Rows of some ids of a table, of which each has one.
+
+    Args:
+        about: the table.
+        ids: (n,), rising.
+        rows: (n, dim).
+    """
+
+    def __init__(
+        self, about: TableEntry, ids: NDArray[np.int64], rows: NDArray[np.float32]
+    ) -> None:
+        self.about, self.name = about, about["files"]
+        none = np.zeros(about["dim"], np.float32)
+        layer = (STORED_AS["float32"], rows, None, ids)
+        self.core = _core.ServedTable([layer], none, None)
+
+
+ReadTable = BundleTable | FetchedTable
+"""What rows are looked up in."""
+
+
+class Ids(NamedTuple):
+    """Ids of one table, and how their rows become vectors."""
+
+    table: ReadTable
     ids: NDArray[np.int64]
+    """Of any shape without combiner, each has a vector; else (n,), of all bags."""
     offsets: NDArray[np.int64] | None
+    """(B + 1,) where bags begin and end; None without combiner."""
     combiner: str
+    """none, sum, mean, sqrtn or max."""
     padding_idx: int | None
+    """This id is none."""
 
 
-def _looked_up(lookups: Sequence[_Lookup]) -> list[NDArray[np.float32]]:
-    """Return a float32 vector for each bag, or where there are no offsets for each id."""
+def looked_up(lookups: Sequence[Ids]) -> list[NDArray[np.float32]]:
+    """Return for each float32 vectors (B, dim), or where there are no offsets (``*ids.shape, dim``).
+
+    Rows of a bag are added in their order. Large batches use the threads that torch uses.
+
+    Raises:
+        IdError: an id is outside of a static table; the range is named.
+        TypeError, ValueError: ids or offsets are not int64, or offsets do not rise from 0 to the number of
+            ids.
+    """
     found, asked = [], []
     for table, ids, offsets, combiner, padding in lookups:
         shape = ids.shape if offsets is None else (len(offsets) - 1,)
@@ -122,10 +178,8 @@ def _looked_up(lookups: Sequence[_Lookup]) -> list[NDArray[np.float32]]:
     refused = _core.look_up(asked)
     if refused is not None:
         number, position = refused
-        about = lookups[number].table.about
-        raise IdError(
-            f"{about['files']}: id {lookups[number].ids.flat[position]} is outside [0, {about['rows']})."
-        )
+        table, id_ = lookups[number].table, lookups[number].ids.flat[position]
+        raise IdError(f"Table {table.name!r}: id {id_} is outside [0, {table.about['rows']}).")
     return found
 
 
@@ -133,7 +187,7 @@ class RequestedLookup(NamedTuple):
     """Ids of a request that are looked up."""
 
     lookup: LookupEntry
-    table: BundleTable
+    table: ReadTable
     ids: NDArray[np.int64]
     """Of any shape without combiner, each has a vector; else (n,), of all bags."""
     offsets: NDArray[np.int64] | None
@@ -153,19 +207,15 @@ def vectors_of(
 def vectors_of_all(lookups: Sequence[RequestedLookup]) -> list[NDArray[np.generic]]:
     """Return the vectors of each lookup as the dense part takes them.
 
-    Rows of a bag are added in their order, in float32. Large batches use the threads that torch uses.
-
     Returns:
-        Arrays (B, dim), or without combiner (``*ids.shape, dim``), in the dtypes of the lookups.
+        Arrays as of `looked_up`, in the dtypes of the lookups.
 
     Raises:
-        IdError: an id is outside of a static table; the range is named.
-        TypeError, ValueError: ids or offsets are not int64, or offsets do not rise from 0 to the number of
-            ids.
+        IdError, TypeError, ValueError: as of `looked_up`.
     """
-    found = _looked_up(
+    found = looked_up(
         [
-            _Lookup(table, ids, offsets, lookup["combiner"], lookup["padding_idx"])
+            Ids(table, ids, offsets, lookup["combiner"], lookup["padding_idx"])
             for lookup, table, ids, offsets in lookups
         ]
     )

@@ -113,7 +113,7 @@ class Int4(_FewBits):
 
     def unpacked(self, stored: Tensor, dim: int) -> Tensor:
         both = torch.stack([stored & 15, stored >> 4], 2)
-        return both.reshape(stored.shape[0], -1)[:, :dim]
+        return both.reshape(stored.shape[0], 2 * stored.shape[1])[:, :dim]
 
 
 ROW_FORMATS: dict[str, RowFormat] = {

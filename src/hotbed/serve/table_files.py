@@ -16,7 +16,10 @@ from hotbed.serve.row_formats import RowFormat
 from hotbed.table.live import LiveTable
 from hotbed.table.records import rows_of_widths
 
-__all__ = ["write_table"]
+__all__ = ["DEFAULTS", "write_table"]
+
+DEFAULTS = ("zeros", "mean")
+"""Vectors that an id without row may have."""
 
 
 def write_table(

@@ -5,7 +5,9 @@ from __future__ import annotations
 import abc
 import warnings
 from collections.abc import Sequence
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar, cast
+
+from typing_extensions import Self
 
 from hotbed.errors import InputError
 from hotbed.inputs.bags import Bags
@@ -57,7 +59,19 @@ class Offers(Generic[T]):
         return None
 
 
-class ReadBatch(abc.ABC):
+class ReadInputs(Protocol):
+    """Inputs that are read, which can be checked and compared with others: the core's batch, or what stands
+    for it."""
+
+    def check(self) -> tuple[int, int, int, int, int]: ...
+    def first_difference(self, now: Self) -> int: ...
+    def group(self, frozen: Sequence[int], /) -> None: ...
+
+
+B = TypeVar("B", bound=ReadInputs)
+
+
+class ReadBatch(abc.ABC, Generic[B]):
     """`hotbed.table.prefetch.BatchAhead`, but for what is done with its rows.
 
     A forward knows it by its ids: the core compares what it gets with what was grouped, so it does
@@ -65,19 +79,23 @@ class ReadBatch(abc.ABC):
 
     Attributes:
         bags: what the core reads after it has grouped: copies, which nobody else changes.
-        batch: the core's.
+        batch: what the core has of them.
         frozen: positions of tables whose parameter requires no gradient.
     """
 
-    def __init__(self, call: CallAhead) -> None:
+    def __init__(self, call: CallAhead, bags: Sequence[Bags]) -> None:
+        """`bags`: what `call` reads."""
         self.inputs, self.live, self.table_of, self._names, self._read = call
         live, table_of = call.live, call.table_of
         self.frozen = [t for t, table in enumerate(live) if not table.parameter.requires_grad]
         self.bags = [
-            _copied(bag, self._keeps_ids(t))
-            for t, bag in zip(table_of, call.read(call.inputs), strict=True)
+            bag.copied(ids=self._keeps_ids(t)) for t, bag in zip(table_of, bags, strict=True)
         ]
-        self.batch = lookups_of(live).make_batch(live, table_of, self.bags)
+        self.batch = self._batch_of(self.bags)
+
+    @abc.abstractmethod
+    def _batch_of(self, bags: Sequence[Bags]) -> B:
+        """Return what the core has of inputs that are read."""
 
     @abc.abstractmethod
     def _keeps_ids(self, table: int) -> bool:
@@ -85,7 +103,7 @@ class ReadBatch(abc.ABC):
 
     @property
     def ids(self) -> int:
-        return sum(bag.ids.numel() for bag in self.bags)
+        return sum(bag.positions for bag in self.bags)
 
     def group(self) -> bool:
         if self.batch.check()[0]:
@@ -95,16 +113,15 @@ class ReadBatch(abc.ABC):
 
     def serves(self, live: Sequence[StoredTable], batch: InputBatch, frozen: Sequence[int]) -> bool:
         same = self.live is live and self.frozen == frozen
-        return same and bool(self.batch.first_difference(batch) < 0)
+        return same and bool(self.batch.first_difference(cast(B, batch)) < 0)
 
     def changed(self) -> str | None:
         return self.change(self.inputs)
 
     def change(self, inputs: object) -> str | None:
         try:
-            bags = self._read(inputs)
-            now = lookups_of(self.live).make_batch(self.live, self.table_of, bags)
-            at = self.batch.first_difference(now)
+            bags = self._read(inputs)  # which the core reads where they lie
+            at = self.batch.first_difference(self._batch_of(bags))
             if at < 0:
                 return None
             what = f"feature {self._names[at]!r}"
@@ -117,15 +134,18 @@ class ReadBatch(abc.ABC):
         )
 
 
-class Prepared(ReadBatch):
+class Prepared(ReadBatch[InputBatch]):
     """A batch of tables in tiers."""
 
     waited_for = False
 
     def __init__(self, offers: Offers[Any], call: CallAhead) -> None:
         """`offers`: where a forward finds it."""
-        super().__init__(call)
+        super().__init__(call, call.read(call.inputs))
         self._offers = offers
+
+    def _batch_of(self, bags: Sequence[Bags]) -> InputBatch:
+        return lookups_of(self.live).make_batch(self.live, self.table_of, bags)
 
     def _keeps_ids(self, table: int) -> bool:
         return table in self.frozen
@@ -139,10 +159,3 @@ class Prepared(ReadBatch):
     def offer(self, waited: bool) -> None:
         self.waited_for = waited
         self._offers.append(self)
-
-
-def _copied(bag: Bags, ids_too: bool) -> Bags:
-    """With offsets of its own where they lie on the host, and ids if wanted."""
-    if bag.offsets is not None and bag.offsets.device.type == "cpu":
-        bag = bag._replace(offsets=bag.offsets.clone())
-    return bag._replace(ids=bag.ids.clone()) if ids_too else bag

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import logging
 from collections.abc import AsyncIterator
 
@@ -20,6 +19,7 @@ from hotbed.serve.http.paths import Paths, json_response
 from hotbed.serve.http.repository import routes_of
 from hotbed.serve.http.server import Server
 from hotbed.serve.http.settings import ServeSettings
+from hotbed.serve.http.worker import settled
 
 __all__ = ["app_of", "from_environment"]
 
@@ -30,12 +30,7 @@ _log = logging.getLogger("uvicorn.error")
 
 def from_environment() -> Gate:
     """Return the application of the settings that the environment has, in a process of its own."""
-    app = app_of(ServeSettings.from_environment())
-    # A collection that looks at all that torch's modules have takes a tenth of a second, in which no
-    # request is answered.
-    gc.collect()
-    gc.freeze()
-    return app
+    return settled(app_of(ServeSettings.from_environment()))
 
 
 def app_of(settings: ServeSettings) -> Gate:
@@ -73,9 +68,11 @@ def app_of(settings: ServeSettings) -> Gate:
 
     @contextlib.asynccontextmanager
     async def watching(app: Starlette) -> AsyncIterator[None]:
+        await server.begin()
         task = asyncio.create_task(server.watch())
         yield
         task.cancel()
+        await server.end()
 
     app = Starlette(
         routes=[*routes, *routes_of(server)],

@@ -14,6 +14,7 @@ from hotbed.serve.http.errors import busy
 from hotbed.serve.http.limits import Limits
 from hotbed.serve.http.metrics import Metrics
 from hotbed.serve.http.parts import Answering, Answers, Part
+from hotbed.serve.http.rows import Rows
 
 __all__ = ["Batcher"]
 
@@ -37,14 +38,15 @@ class Batcher:
     requests that wait are more work than `Limits.waiting`, new ones are told to come again.
     """
 
-    def __init__(self, limits: Limits, metrics: Metrics) -> None:
+    def __init__(self, rows: Rows, limits: Limits, metrics: Metrics) -> None:
+        self._rows = rows
         self._limits, self._metrics = limits, metrics
         self._waiting: collections.deque[_Waiting] = collections.deque()
         self._samples = 0
         """Of requests that wait or are being answered."""
         self._seconds = 0.0
         """Of a sample."""
-        self._running: asyncio.Task[None] | None = None
+        self._running: set[asyncio.Task[None] | None] = set()
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="hotbed-answers")
 
     async def answers(self, model: Answering, asked: Mapping[str, Part], samples: int) -> Answers:
@@ -53,39 +55,42 @@ class Batcher:
         Raises:
             RequestError: there is too much to do.
         """
-        ahead = self._samples * self._seconds
+        ahead = self._samples * self._seconds / self._rows.at_once
         if ahead > self._limits.waiting:
             raise busy(f"Requests before this one take {ahead:.1f} s. Come again.", ahead)
         waiting = _Waiting(model, asked, samples)
         self._waiting.append(waiting)
         self._samples += samples
         self._metrics.waiting.inc(samples)
-        if self._running is None:
-            self._running = asyncio.create_task(self._run())
+        if len(self._running) < self._rows.at_once:
+            self._running.add(asyncio.create_task(self._run()))
         return await waiting.answer
 
     async def _run(self) -> None:
-        loop = asyncio.get_running_loop()
         try:
-            while self._waiting:
-                batch = self._taken()
-                samples = sum(each.samples for each in batch)
-                begun = time.monotonic()
-                try:
-                    found = await loop.run_in_executor(self._pool, _answered, batch)
-                except Exception as error:  # told to whoever asked
-                    for each in batch:
-                        if not each.answer.done():
-                            each.answer.set_exception(error)
-                else:
-                    for each, answer in zip(batch, found, strict=True):
-                        if not each.answer.done():
-                            each.answer.set_result(answer)
-                self._fewer(samples)
-                if samples:
-                    self._measured((time.monotonic() - begun) / samples, samples)
+            while batch := self._taken():
+                await self._answer(batch)
         finally:
-            self._running = None
+            self._running.discard(asyncio.current_task())
+
+    async def _answer(self, batch: Sequence[_Waiting]) -> None:
+        samples, begun = sum(each.samples for each in batch), time.monotonic()
+        model, asked = batch[0].model, _joined(batch)
+        try:
+            tables = await self._rows.tables(model, asked)
+            found = await asyncio.get_running_loop().run_in_executor(
+                self._pool, model.answers, asked, tables
+            )
+        except Exception as error:  # told to whoever asked
+            for each in batch:
+                if not each.answer.done():
+                    each.answer.set_exception(error)
+        else:
+            for each, answers in zip(batch, _split(batch, found), strict=True):
+                if not each.answer.done():
+                    each.answer.set_result(answers)
+        self._fewer(samples)
+        self._measured((time.monotonic() - begun) / samples, samples)
 
     def _taken(self) -> list[_Waiting]:
         """Return requests of one version that are answered at once, in the order in which they came."""
@@ -119,18 +124,18 @@ class Batcher:
         self._seconds = kept * self._seconds + (1 - kept) * seconds
 
 
-def _answered(batch: Sequence[_Waiting]) -> list[Answers]:
-    """Return the answers of each request."""
-    if not batch:
-        return []
-    model = batch[0].model
+def _joined(batch: Sequence[_Waiting]) -> Mapping[str, Part]:
+    """Return the samples of all requests."""
     if len(batch) == 1:
-        return [model.answers(batch[0].asked)]
-    joined = {
+        return batch[0].asked
+    return {
         name: each.joined([waiting.asked[name] for waiting in batch])
-        for name, each in model.inputs.items()
+        for name, each in batch[0].model.inputs.items()
     }
-    found = model.answers(joined)
+
+
+def _split(batch: Sequence[_Waiting], found: Answers) -> list[Answers]:
+    """Return the answers of each request."""
     ends = np.cumsum([waiting.samples for waiting in batch])[:-1]
     split = {name: np.split(values, ends) for name, values in found.items()}
     return [{name: values[n] for name, values in split.items()} for n in range(len(batch))]

@@ -9,10 +9,11 @@ from collections.abc import Mapping
 import numpy as np
 
 from hotbed.serve.bundle import SAMPLE, BundleError
-from hotbed.serve.http.limits import Limits
 from hotbed.serve.http.parts import Answers, Input, Part, inputs_of_bundle, looked_up
 from hotbed.serve.http.records import records_of
+from hotbed.serve.http.settings import ServeSettings
 from hotbed.serve.http.topk import topk_of
+from hotbed.serve.reading import ReadTable
 from hotbed.serve.sessions import session_of
 from hotbed.serve.versions import Version, fault_of_sizes, open_layers
 
@@ -25,45 +26,49 @@ TOLERANCE = 1e-3
 class ServedModel:
     """A version of a bundle: its rows, mapped into memory, and its dense part.
 
-    Args:
-        folder: of the bundle.
-        threads: that compute the dense part of one batch.
-
     Raises:
         BundleError, OSError: it cannot be read, or answers the bundle's sample otherwise than that says.
     """
 
-    def __init__(self, folder: str, version: Version, limits: Limits, threads: int = 1) -> None:
+    def __init__(self, settings: ServeSettings, version: Version) -> None:
+        folder = settings.bundle
         layers = open_layers(folder, version)
+        if settings.memory is not None:
+            for table in layers.tables.values():
+                for rows in table.layers:
+                    rows.expect_few_in_memory()
         self.at, self.version = version, version.model_version
         self.about = layers.about
         if fault := fault_of_sizes(folder, self.about["files"]):
             raise BundleError(f"{fault} Export the model again.")
-        self.inputs: Mapping[str, Input] = inputs_of_bundle(self.about, limits)
-        self.records = records_of(self.about, self.inputs, limits)
-        self._tables = layers.tables
-        self.topk = topk_of(folder, layers, self.inputs, threads)
+        self.inputs: Mapping[str, Input] = inputs_of_bundle(self.about, settings.limits)
+        self.records = records_of(self.about, self.inputs, settings.limits)
+        self.lookups, self.tables = self.about["lookups"], layers.tables
+        self.topk = topk_of(folder, layers, self.inputs, settings.threads)
         self._outputs = [each["name"] for each in self.about["outputs"]]
-        self._dense = session_of(layers.dense, threads)
+        self._dense = session_of(layers.dense, settings.threads)
         with open(os.path.join(folder, SAMPLE), encoding="utf-8") as file:
             self.sample = json.load(file)
         self._warm_up(folder)
 
-    def answers(self, asked: Mapping[str, Part]) -> Answers:
-        """Return the outputs of some samples, which are as the signature says. Several threads may ask."""
+    def answers(self, asked: Mapping[str, Part], tables: Mapping[str, ReadTable]) -> Answers:
+        """Return the outputs of some samples, which are as the signature says. Several threads may ask.
+
+        Args:
+            tables: the model's own, or others that have the rows of these samples.
+        """
         fed = {
             name: asked[name].values for name, each in self.inputs.items() if each.about["dense"]
         }
-        fed |= looked_up(self.about["lookups"], self.inputs, self._tables, asked)
+        fed |= looked_up(self.lookups, self.inputs, tables, asked)
         return dict(zip(self._outputs, self._dense.run(self._outputs, fed), strict=True))
 
     def _warm_up(self, folder: str) -> None:
         """Answer the sample; the bundle as it was exported must answer what it says."""
         instances = self.sample["instances"]
         columns = {name: [each[name] for each in instances] for name in self.inputs}
-        found = self.answers(
-            {name: each.of_lists(columns[name]) for name, each in self.inputs.items()}
-        )
+        parts = {name: each.of_lists(columns[name]) for name, each in self.inputs.items()}
+        found = self.answers(parts, self.tables)
         for name, values in found.items() if not self.at.number else ():
             told = np.asarray([each[name] for each in self.sample["predictions"]], np.float64)
             most = max(1.0, float(np.abs(told).max(initial=0)))

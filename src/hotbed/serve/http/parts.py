@@ -17,7 +17,8 @@ from hotbed.jagged import Jagged
 from hotbed.serve.bundle import Bundle, InputEntry, LookupEntry
 from hotbed.serve.http.errors import RequestError, wrong
 from hotbed.serve.http.limits import Limits
-from hotbed.serve.reading import BundleTable, RequestedLookup, vectors_of_all
+from hotbed.serve.reading import BundleTable, ReadTable, RequestedLookup, vectors_of_all
+from hotbed.serve.versions import Version
 
 __all__ = ["Answers", "Answering", "Input", "Part", "inputs_of_bundle", "looked_up"]
 
@@ -298,9 +299,13 @@ class Bags(Input):
 class Answering(Protocol):
     """Something that answers samples, those of several requests at once."""
 
+    at: Version
     inputs: Mapping[str, Input]
+    lookups: list[LookupEntry]
+    tables: Mapping[str, BundleTable]
+    """Its own, from which others get rows."""
 
-    def answers(self, asked: Mapping[str, Part]) -> Answers: ...
+    def answers(self, asked: Mapping[str, Part], tables: Mapping[str, ReadTable]) -> Answers: ...
 
 
 def inputs_of_bundle(bundle: Bundle, limits: Limits) -> dict[str, Input]:
@@ -317,7 +322,7 @@ def inputs_of_bundle(bundle: Bundle, limits: Limits) -> dict[str, Input]:
 def looked_up(
     lookups: Sequence[LookupEntry],
     inputs: Mapping[str, Input],
-    tables: Mapping[str, BundleTable],
+    tables: Mapping[str, ReadTable],
     asked: Mapping[str, Part],
 ) -> Answers:
     """Return the vectors of some samples, by the names that the dense part has for them."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import resource
 import shutil
@@ -10,7 +11,7 @@ import signal
 import socket
 import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import FrameType
 
 import uvicorn
@@ -20,13 +21,19 @@ from hotbed.errors import InputError
 from hotbed.serve.http.app import from_environment
 from hotbed.serve.http.connections import Impatient
 from hotbed.serve.http.followed import following
+from hotbed.serve.http.memory_group import held_to
 from hotbed.serve.http.server import Server
 from hotbed.serve.http.settings import ServeSettings
+from hotbed.serve.shards import app
+from hotbed.serve.shards.processes import shards_here
 
 __all__ = ["address_of", "serve"]
 
 PROTOCOL = f"{Impatient.__module__}:{Impatient.__qualname__}"
 FACTORY = f"{from_environment.__module__}:{from_environment.__qualname__}"
+ROWS_FACTORY = f"{app.from_environment.__module__}:{app.from_environment.__qualname__}"
+FIGURES = "PROMETHEUS_MULTIPROC_DIR"
+"""Where prometheus-client keeps what several processes count."""
 BACKLOG = 2048
 """Connections that may wait to be taken."""
 
@@ -48,12 +55,14 @@ def serve(
     host: str,
     port: int,
     began: Callable[[str], None] = lambda address: None,
+    told: Callable[[str], None] = lambda line: None,
 ) -> None:
     """Serve a bundle until a signal ends it: requests that are being answered end first.
 
     Args:
         port: 0: one that is free.
         began: is called with the address when connections are taken.
+        told: is called with what whoever runs it should know.
 
     Raises:
         BundleError, OSError: the bundle cannot be read, or the address not bound.
@@ -63,22 +72,29 @@ def serve(
     _raise_descriptors()
     limits = settings.limits
     with contextlib.ExitStack() as stack:
+        _end_in_order(stack)
+        if settings.memory is not None and not stack.enter_context(held_to(settings.memory)):
+            told(
+                "The memory is not held to --memory: this process may not make a control group. To hold it, "
+                f"begin the server in one: systemd-run --scope -p MemoryMax={settings.memory} hotbed serve "
+                "... Without, the system takes back pages of rows when it needs memory."
+            )
+        if settings.follow is not None:
+            stack.enter_context(following(settings.bundle, settings.follow))
+        if settings.shards:
+            file = stack.enter_context(shards_here(settings))
+            settings = dataclasses.replace(settings, shards=0, shards_file=file)
         if settings.workers > 1:
-            folder = tempfile.mkdtemp(prefix="hotbed-metrics-")
-            stack.callback(shutil.rmtree, folder, ignore_errors=True)
-            os.environ["PROMETHEUS_MULTIPROC_DIR"] = folder
+            stack.enter_context(_figures_of_all())
             # Of matrix products of top-k, which take all cores in each worker otherwise.
             os.environ.setdefault("OPENBLAS_NUM_THREADS", str(settings.threads))
         stack.enter_context(settings.in_environment())
-        _end_in_order(stack)
-        if settings.follow is not None:
-            stack.enter_context(following(settings.bundle, settings.follow))
         listening = stack.enter_context(_listening(host, port))
         scheme = "http" if settings.certificate is None else "https"
         bound, at = listening.getsockname()[:2]
         began(f"{scheme}://{f'[{bound}]' if ':' in bound else bound}:{at}")
         config = uvicorn.Config(
-            FACTORY,
+            ROWS_FACTORY if settings.rows_only else FACTORY,
             factory=True,
             fd=listening.fileno(),
             workers=settings.workers,
@@ -95,6 +111,18 @@ def serve(
             Multiprocess(config, sockets=[listening]).run()
         else:
             uvicorn.Server(config).run(sockets=[listening])
+
+
+@contextlib.contextmanager
+def _figures_of_all() -> Iterator[None]:
+    """For a ``with`` statement: workers that begin share what they count."""
+    folder = tempfile.mkdtemp(prefix="hotbed-metrics-")
+    os.environ[FIGURES] = folder
+    try:
+        yield
+    finally:
+        del os.environ[FIGURES]
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _end_in_order(stack: contextlib.ExitStack) -> None:

@@ -11,7 +11,10 @@ from hotbed.serve.http.batching import Batcher
 from hotbed.serve.http.metrics import Metrics
 from hotbed.serve.http.model import ServedModel
 from hotbed.serve.http.parts import Answering, Answers, Part
+from hotbed.serve.http.rows import MappedFiles, Rows, Shards
 from hotbed.serve.http.settings import ServeSettings
+from hotbed.serve.shards.addresses import Addresses
+from hotbed.serve.shards.fetching import Fetcher
 from hotbed.serve.versions import Version, current
 
 __all__ = ["Server"]
@@ -33,17 +36,28 @@ class Server:
     def __init__(self, settings: ServeSettings) -> None:
         self.settings, self.limits = settings, settings.limits
         self.metrics = Metrics()
-        self._batcher = Batcher(settings.limits, self.metrics)
-        self._searches = Batcher(settings.limits, self.metrics)
-        """Apart, as a search of all items may take longer than many answers."""
         self.tokens = [token.encode("latin-1") for token in settings.tokens]
         self.model = self._opened(current(settings.bundle))
         self._told = ""
         self._turning = asyncio.Lock()
 
+    async def begin(self) -> None:
+        """Get ready for requests, in the event loop that takes them."""
+        file, tokens = self.settings.shards_file, self.settings.tokens
+        self._rows: Rows = MappedFiles()
+        if file is not None:
+            token = tokens[0] if tokens else None
+            self._rows = Shards(Fetcher(Addresses(file), self.limits.seconds, token))
+        self._batcher = Batcher(self._rows, self.limits, self.metrics)
+        self._searches = Batcher(self._rows, self.limits, self.metrics)
+        """Apart, as a search of all items may take longer than many answers."""
+
+    async def end(self) -> None:
+        """Give back what is held."""
+        await self._rows.close()
+
     def _opened(self, version: Version) -> ServedModel:
-        settings = self.settings
-        model = ServedModel(settings.bundle, version, settings.limits, settings.threads)
+        model = ServedModel(self.settings, version)
         self.metrics.versions.inc()
         return model
 

@@ -14,6 +14,8 @@ from hotbed.serve.http.limits import Limits, check_count
 __all__ = ["ServeSettings"]
 
 VARIABLE = "HOTBED_SERVE"
+LEAST_MEMORY = 500_000_000
+"""Bytes that a server takes without rows."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,8 +26,18 @@ class ServeSettings:
     name: str
     threads: int = 1
     """That compute the dense part of one batch."""
+    memory: int | None = None
+    """Bytes that the server and its workers may have, with pages of mapped rows."""
     follow: str | None = None
     """A run whose checkpoints are served as they come."""
+    shards: int = 0
+    """Processes beside it that have the rows; 0: each worker maps all."""
+    replicas: int = 1
+    """Processes a shard."""
+    shards_file: str | None = None
+    """Where processes are named that have the rows."""
+    rows_only: bool = False
+    """Whether it is one that `shards_file` names."""
     workers: int = 1
     """Processes that answer."""
     tokens: tuple[str, ...] = ()
@@ -37,7 +49,17 @@ class ServeSettings:
     limits: Limits = dataclasses.field(default_factory=Limits)
 
     def __post_init__(self) -> None:
-        for name in ("workers", "threads"):
+        if self.shards and self.shards_file is not None:
+            raise InputError(
+                "shards are begun here, and shards_file names others. Pass one of them."
+            )
+        if self.rows_only and (self.shards or self.shards_file or self.follow):
+            raise InputError("rows_only has rows, and asks no shards and follows no run.")
+        if self.memory is not None and self.memory < LEAST_MEMORY:
+            raise InputError(f"memory is {self.memory:,} bytes. Pass {LEAST_MEMORY:,} or more.")
+        if self.shards < 0:
+            raise InputError(f"shards is {self.shards}. Pass 0 or more.")
+        for name in ("workers", "threads", "replicas"):
             check_count(name, getattr(self, name))
         if "/" in self.name or ":" in self.name:
             raise InputError(f"{self.name!r} is to be a part of a path: a name without / and :.")

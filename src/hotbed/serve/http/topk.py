@@ -15,6 +15,7 @@ from hotbed.serve.http.limits import Limits
 from hotbed.serve.http.parts import Answering, Answers, Input, Part, looked_up
 from hotbed.serve.http.records import records_of
 from hotbed.serve.item_search import ItemVectors
+from hotbed.serve.reading import ReadTable
 from hotbed.serve.sessions import session_of
 from hotbed.serve.versions import Layers
 
@@ -53,8 +54,8 @@ class TopK:
         self.inputs: Mapping[str, Input] = {name: every[name] for name in about["inputs"]}
         limits = self.inputs[about["inputs"][0]].limits
         self.records = records_of(layers.about, self.inputs, limits)
-        self._lookups = [each for each in layers.about["lookups"] if each["input"] in self.inputs]
-        self._tables = layers.tables
+        self.lookups = [each for each in layers.about["lookups"] if each["input"] in self.inputs]
+        self.at, self.tables = layers.version, layers.tables
         self._items = ItemVectors(folder, about)
         self._users = session_of(os.path.join(folder, USER), threads)
         self._taken = [each.name for each in self._users.get_inputs()]
@@ -64,10 +65,10 @@ class TopK:
         """Return what answers with `k` items; the same object each time, whose requests are one batch."""
         return self._best.setdefault(k, _Best(self, k))
 
-    def found(self, asked: Mapping[str, Part], k: int) -> Answers:
+    def found(self, asked: Mapping[str, Part], tables: Mapping[str, ReadTable], k: int) -> Answers:
         """Return `k` items of each user, and their scores, the best first."""
         given = {name: part.values for name, part in asked.items()}
-        given |= looked_up(self._lookups, self.inputs, self._tables, asked)
+        given |= looked_up(self.lookups, self.inputs, tables, asked)
         (users,) = self._users.run([USER_VECTOR], {name: given[name] for name in self._taken})
         best = self._items.search(users.astype(np.float32, copy=False), k)
         return {"items": best.ids, "scores": best.scores}
@@ -75,11 +76,12 @@ class TopK:
 
 class _Best:
     def __init__(self, topk: TopK, k: int) -> None:
-        self.inputs = topk.inputs
+        self.at, self.inputs = topk.at, topk.inputs
+        self.lookups, self.tables = topk.lookups, topk.tables
         self._topk, self._k = topk, k
 
-    def answers(self, asked: Mapping[str, Part]) -> Answers:
-        return self._topk.found(asked, self._k)
+    def answers(self, asked: Mapping[str, Part], tables: Mapping[str, ReadTable]) -> Answers:
+        return self._topk.found(asked, tables, self._k)
 
 
 def topk_of(
