@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import zlib
 from pathlib import Path
 
 import pytest
+from browsers import BROWSER
 from cli.command_line import run, train
 from train.test_page import Parsed, check_self_contained
-
-BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
-BROWSER = next((found for name in BROWSERS if (found := shutil.which(name))), None)
 
 
 @pytest.fixture(scope="module")

@@ -182,6 +182,13 @@ def test_the_pages_tell_of_columns(client: TestClient) -> None:
     record = forms["records"]["properties"]["records"]["items"]
     assert record["required"] == ["price", "user", "item", "city", "tags"]
     assert {*record["properties"]} == {*record["required"], "clicked", "visit"}
+    check = pytest.importorskip("jsonschema").Draft202012Validator(body).is_valid
+    records = [changed(), rows_of(1)[0], {name: None for name in record["required"]}]
+    columns = {name: [each[name] for each in records] for name in record["required"]}
+    for good in ({"records": records}, {"columns": columns}):
+        assert check(good) and client.post(PREDICT, json=good).status_code == 200
+    for bad in ({"records": [{"user": "a"}]}, {"records": [changed(user=1.5)]}, {"columns": {}}):
+        assert not check(bad) and client.post(PREDICT, json=bad).status_code == 400
     about = client.get("/v1/models/clicks/metadata").json()["metadata"]
     assert about["columns"]["price"] == ["number", "string", "null"]
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from serve.servers import served
 from starlette.testclient import TestClient
 from torch import Tensor
 
@@ -356,6 +357,13 @@ def test_versions_of_a_followed_run_have_no_items(tmp_path: Path) -> None:
     pin(path, base)
     with serving(path) as client:
         assert client.post(TOPK, json={"instances": users()}).status_code == 200
+
+
+@pytest.mark.process
+def test_users_rows_of_other_processes(bundle: Path, client: TestClient) -> None:
+    body = {"instances": users(), "k": 12}
+    with served(bundle, "--shards", 2, "--name", "pairs") as server:
+        assert server.post(TOPK, body) == (200, client.post(TOPK, json=body).json())
 
 
 def test_damaged_files(bundle: Path, tmp_path: Path) -> None:

@@ -74,17 +74,18 @@ class ItemVectors:
 
     def _best(self, users: Floats, wanted: int) -> Best:
         candidates = min(wanted + _SPARE, len(self.ids))
-        best = _Positions(
-            np.empty((len(users), 0), np.int64), np.empty((len(users), 0), np.float32)
-        )
+        begin = min(max(candidates, _LEAST), len(self.ids))
+        found = users @ self.vectors[:begin].T
+        best = _at_columns(found, _largest(found, candidates)).first(candidates)
         block = max(_LEAST, min(_MOST, _SCORES // len(users)))
-        for begin in range(0, len(self.ids), block):
+        while begin < len(self.ids):
             found = users @ self.vectors[begin : begin + block].T
-            top = _largest(found, min(candidates, found.shape[1]))
-            scores = np.take_along_axis(found, top, 1)
+            better = _better(found, best.scores[:, -1:], candidates)
+            at = np.where(better.at < 0, better.at, better.at + begin)
             best = _Positions(
-                np.concatenate([best.at, top + begin], 1), np.concatenate([best.scores, scores], 1)
+                np.concatenate([best.at, at], 1), np.concatenate([best.scores, better.scores], 1)
             ).first(candidates)
+            begin += block
         # Products of a matrix depend in their last bits on its shape: a user's must not on other users.
         exact = np.einsum(
             "qkw,qw->qk", self.vectors[best.at].astype(np.float64), users.astype(np.float64)
@@ -105,6 +106,25 @@ class _Positions(NamedTuple):
         return _Positions(
             np.take_along_axis(self.at, order, 1), np.take_along_axis(self.scores, order, 1)
         )
+
+
+def _at_columns(scores: Floats, columns: Ints) -> _Positions:
+    return _Positions(columns, np.take_along_axis(scores, columns, 1))
+
+
+def _better(scores: Floats, least: Floats, most: int) -> _Positions:
+    """Return which of (Q, n) scores are above those of (Q, 1), at most `most` of each row; -1 and -inf where
+    a row has fewer than another."""
+    rows, columns = np.nonzero(scores > least)  # few, behind the first blocks
+    counts = np.bincount(rows, minlength=len(scores))
+    longest = int(counts.max(initial=0))
+    if longest > most:
+        return _at_columns(scores, _largest(scores, min(most, scores.shape[1])))
+    at = np.full((len(scores), longest), -1, np.int64)
+    above = np.full((len(scores), longest), -np.inf, np.float32)
+    within = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
+    at[rows, within], above[rows, within] = columns, scores[rows, columns]
+    return _Positions(at, above)
 
 
 def _largest(scores: Floats, count: int) -> Ints:

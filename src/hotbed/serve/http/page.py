@@ -9,9 +9,10 @@ PAGE = """<!doctype html>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <title>Hotbed</title>
+<link rel="icon" href="data:,">
 <style>
   body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 60rem; padding: 0 1rem;
-         color: #1d2733; background: #fff }
+         color: #1d2733; background: #fff; overflow-wrap: anywhere }
   h1 { font-size: 1.4rem } h2 { font-size: 1.05rem; margin-top: 2rem }
   table { border-collapse: collapse; width: 100% }
   th, td { text-align: left; padding: .25rem .75rem .25rem 0; border-bottom: 1px solid #dfe5ec }

@@ -86,6 +86,8 @@ def serve(
             settings = dataclasses.replace(settings, shards=0, shards_file=file)
         if settings.workers > 1:
             stack.enter_context(_figures_of_all())
+            # Of matrix products of top-k, which take all cores in each worker otherwise.
+            os.environ.setdefault("OPENBLAS_NUM_THREADS", str(settings.threads))
         stack.enter_context(settings.in_environment())
         listening = stack.enter_context(_listening(host, port))
         scheme = "http" if settings.certificate is None else "https"
