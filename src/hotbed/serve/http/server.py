@@ -8,6 +8,7 @@ from collections.abc import Mapping
 
 from hotbed.serve.bundle import BundleError
 from hotbed.serve.http.batching import Batcher
+from hotbed.serve.http.errors import busy
 from hotbed.serve.http.metrics import Metrics
 from hotbed.serve.http.model import Answers, ServedModel
 from hotbed.serve.http.parts import Part
@@ -46,10 +47,16 @@ class Server:
         return model
 
     async def answers(self, model: ServedModel, parts: Mapping[str, Part], samples: int) -> Answers:
-        """Return the outputs of some samples; see `Batcher.answers`."""
-        found = await asyncio.wait_for(
-            self.batcher.answers(model, parts, samples), 2 * self.limits.seconds
-        )
+        """Return the outputs of some samples; see `Batcher.answers`.
+
+        Raises:
+            RequestError: there is too much to do, or they were not answered in time.
+        """
+        seconds = 2 * self.limits.seconds
+        try:
+            found = await asyncio.wait_for(self.batcher.answers(model, parts, samples), seconds)
+        except asyncio.TimeoutError:
+            raise busy(f"It was not answered in {seconds:g} s. Come again.", seconds) from None
         self.metrics.samples.inc(samples)
         return found
 
@@ -59,10 +66,12 @@ class Server:
             await asyncio.sleep(EVERY)
             try:
                 await self.refresh()
-            except (BundleError, OSError) as error:
+            except Exception as error:  # of whatever kind: the next version may be better
                 if str(error) != self._told:
                     self._told = str(error)
-                    _log.error("%s Version %s is served on.", error, self.model.version)
+                    known = isinstance(error, BundleError | OSError)
+                    text = "%s Version %s is served on."
+                    _log.error(text, error, self.model.version, exc_info=None if known else error)
 
     async def refresh(self) -> None:
         """Serve the version that is to be served now.
