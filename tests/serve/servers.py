@@ -65,10 +65,12 @@ def _is_spawned(pid: str) -> bool:
 
 
 @contextlib.contextmanager
-def served(bundle: Path, *options: object) -> Iterator[Running]:
+def served(bundle: Path, *options: object, temporary: Path | None = None) -> Iterator[Running]:
     """For a ``with`` statement: `hotbed serve` in a process, which ends."""
     command = [sys.executable, "-m", "hotbed", "serve", str(bundle), "--bind", "127.0.0.1:0"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
+    if temporary is not None:
+        environment["TMPDIR"] = str(temporary)
     process = subprocess.Popen(
         [*command, *map(str, options)], stderr=subprocess.PIPE, text=True, env=environment
     )

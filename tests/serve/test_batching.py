@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hotbed.serve.http.batching import Batcher
+from hotbed.serve.http.batching import Batcher, _Seconds
 from hotbed.serve.http.errors import RequestError
 from hotbed.serve.http.limits import Limits
 from hotbed.serve.http.metrics import Metrics
@@ -136,6 +136,19 @@ def test_more_than_can_be_done_in_time_is_refused() -> None:
     asyncio.run(run())
 
 
+def test_small_requests_are_not_refused_for_a_large_one() -> None:
+    """A batch of many samples does not take as much longer as it has more."""
+    seconds = _Seconds()
+    assert seconds.of(3, 9) == 0
+    for _ in range(20):
+        seconds.measured(1, 0.001)
+    assert seconds.of(1, 2000) == pytest.approx(0.001) and seconds.of(4, 4) == pytest.approx(0.004)
+    for samples in (1, 3, 1000, 2000, 5):
+        seconds.measured(samples, 0.001 + samples * 1e-5)
+    assert seconds.of(1, 4000) == pytest.approx(0.041, rel=0.01)
+    assert seconds.of(4, 4000) == pytest.approx(0.044, rel=0.01)
+
+
 def test_one_that_has_waited_too_long_is_refused_without_being_asked() -> None:
     async def run() -> None:
         model, batcher = (
@@ -149,6 +162,7 @@ def test_one_that_has_waited_too_long_is_refused_without_being_asked() -> None:
         done = await asyncio.gather(*tasks, return_exceptions=True)
         assert done[0] == [2.0] and isinstance(done[1], RequestError)
         assert model.batches == [[1.0]]
+        assert METRICS.waiting._value.get() == 0
         assert await ask(batcher, model, 5) == [10.0]
 
     asyncio.run(run())

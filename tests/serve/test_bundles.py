@@ -277,6 +277,41 @@ def test_narrow_ids_that_the_dense_part_takes(tmp_path: Path) -> None:
     check_answers(hb.export(model, tmp_path / "b", sample=sample), model, sample)
 
 
+class Returning(nn.Module):
+    """Returns what a function makes of the vectors."""
+
+    def __init__(self, made: Any) -> None:
+        super().__init__()
+        self.vectors = hb.EmbeddingCollection([hb.Table("user", 3)], seed=1)
+        self.made = made
+
+    def forward(self, batch: dict[str, Tensor]) -> Any:
+        return self.made(self.vectors({"user": batch["user"]})["user"])
+
+
+def test_answers_of_all_types(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = Returning(
+        lambda found: {"bool": found > 0, "whole": (9 * found).long(), "half": found.half()}
+    )
+    sample = {"user": ids(9)}
+    model(sample)
+    answers = Bundle(hb.export(model, tmp_path / "b", sample=sample)).predict(asked_with(sample))
+    for name, each in model(sample).items():
+        expected = each.detach().numpy()
+        assert answers[name].dtype == expected.dtype
+        np.testing.assert_array_equal(answers[name], expected)
+
+
+def test_names_of_answers(tmp_path: Path) -> None:
+    for made, told in (
+        (lambda found: {"": found}, "is empty"),
+        (lambda found: {"a": {"b": found}, "a.b": 2 * found}, "'a.b' in two ways"),
+    ):
+        with pytest.raises(ExportError, match=told):
+            hb.export(Returning(made), tmp_path / "b", sample={"user": ids(9)})
+
+
 def test_threads(tmp_path: Path) -> None:
     model, sample = OneLayer(), {"user": ids(20)}
     places = ["same", "same", "other", "more"]

@@ -3,13 +3,17 @@ Protocol."""
 
 from __future__ import annotations
 
+import asyncio
+import dataclasses
 import gzip
 import json
+import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import numpy as np
 import pytest
 import torch
@@ -19,6 +23,7 @@ from starlette.testclient import TestClient
 from torch import Tensor, nn
 
 import hotbed as hb
+from hotbed.errors import InputError
 from hotbed.serve.http.app import app_of
 from hotbed.serve.http.limits import Limits
 from hotbed.serve.http.settings import ServeSettings
@@ -210,6 +215,71 @@ def test_wrong_bodies(client: TestClient, body: bytes, status: int, told: str) -
     assert response.json()["error"].startswith(told), response.json()
 
 
+@pytest.mark.parametrize("name", ["x", "user", "city", "seen"])
+def test_deep_values_are_told(client: TestClient, name: str) -> None:
+    for depth in (900, 1000):
+        body = json.dumps({"instances": [row(**{name: "deep"})]})
+        deep = body.replace('"deep"', "[" * depth + "]" * depth)
+        response = client.post(PREDICT, content=deep)
+        assert response.status_code == 400 and len(response.text) < 200
+
+
+def test_long_names_are_told_shortly(client: TestClient) -> None:
+    long = "k" * 3000
+    for path, body in (
+        (PREDICT, {long: 1}),
+        (PREDICT, {"instances": [row(**{long: 1})]}),
+        (INFER, {"inputs": [{"name": long}]}),
+        ("/v2/repository/models/clicks/load", {"parameters": {"version": long}}),
+    ):
+        response = client.post(path, json=body)
+        assert response.status_code == 400 and len(response.text) < 300
+
+
+def test_bodies_that_are_read_at_a_time(bundle: Path) -> None:
+    limits = dataclasses.replace(LIMITS, body=2000, bodies=1)
+    app = app_of(ServeSettings(bundle=str(bundle), name="clicks", limits=limits))
+    body = json.dumps({"instances": [row()]}).encode()
+
+    async def run() -> list[tuple[int, dict[str, str]]]:
+        transport = httpx2.ASGITransport(app)
+        came = asyncio.Event()
+
+        async def slow() -> AsyncIterator[bytes]:
+            yield b" " * 1800
+            await came.wait()
+            yield body
+
+        async with httpx2.AsyncClient(transport=transport, base_url="http://h") as client:
+            first = asyncio.create_task(client.post(PREDICT, content=slow()))
+            await asyncio.sleep(0.1)
+            second = await client.post(PREDICT, content=body + b" " * 400)
+            came.set()
+            answers = [await first, second, await client.post(PREDICT, content=body)]
+        return [(each.status_code, dict(each.headers)) for each in answers]
+
+    found = asyncio.run(run())
+    assert [status for status, _ in found] == [200, 503, 200]
+    assert found[1][1]["retry-after"] == "1"
+
+
+def test_a_sample_may_have_more_ids_than_a_request(model: Clicks, tmp_path: Path) -> None:
+    bags = hb.Jagged(torch.arange(12) % 10, lengths=torch.full((6,), 2))
+    path = hb.export(model, tmp_path / "clicks", sample={**sample_of(6), "city": bags})
+    limits = dataclasses.replace(LIMITS, ids=1)
+    with TestClient(
+        app_of(ServeSettings(bundle=str(path), name="clicks", limits=limits))
+    ) as client:
+        assert client.post(PREDICT, json={"instances": [row()]}).status_code == 413
+        assert client.post(PREDICT, json={"instances": [row(city=[1])]}).status_code == 200
+
+
+@pytest.mark.parametrize("name", ["", "..", "a/b", "a:b", "a\nb", "\udcff"])
+def test_names_that_are_no_part_of_a_path(bundle: Path, name: str) -> None:
+    with pytest.raises(InputError, match="Pass one by --name"):
+        ServeSettings(bundle=str(bundle), name=name)
+
+
 def test_limits_of_samples_and_bags(client: TestClient) -> None:
     columns = {"x": [[0, 0]] * 51, "user": [1] * 51, "city": [[]] * 51, "seen": [[1, 2, 3]] * 51}
     assert client.post(PREDICT, json={"inputs": columns}).status_code == 413
@@ -270,8 +340,9 @@ def test_chosen_outputs(client: TestClient) -> None:
     body = {"inputs": changed(0), "outputs": [{"name": "click"}]}
     (only,) = client.post(INFER, json=body).json()["outputs"]
     assert only["name"] == "click" and only["datatype"] == "FP32" and only["shape"] == [1]
-    body["outputs"] = [{"name": "clack"}]
-    assert client.post(INFER, json=body).status_code == 400
+    for names in (["clack"], ["click", "click"]):
+        body["outputs"] = [{"name": name} for name in names]
+        assert client.post(INFER, json=body).status_code == 400
 
 
 def test_what_the_server_tells_of_itself(client: TestClient, bundle: Path) -> None:
@@ -331,13 +402,31 @@ def test_tokens(bundle: Path) -> None:
 def test_a_bundle_that_answers_otherwise_is_refused(bundle: Path, tmp_path: Path) -> None:
     copy = tmp_path / "copy"
     shutil.copytree(bundle, copy)
-    sample = json.loads((copy / "sample.json").read_text())
-    sample["predictions"][0]["click"] += 0.5
-    text = json.dumps(sample)
-    size = (copy / "sample.json").stat().st_size
-    (copy / "sample.json").write_text(text + " " * (size - len(text)))
+    rows = np.load(copy / "tables" / "0.rows.npy", mmap_mode="r+")
+    rows += 1
+    del rows
     with pytest.raises(hb.serve.BundleError, match="otherwise than sample.json says"):
         app_of(ServeSettings(bundle=str(copy), name="clicks"))
+    for name in ("dense.onnx", "sample.json"):
+        with open(copy / name, "r+b") as file:
+            file.seek(-30, os.SEEK_END)
+            last = file.read()
+            file.seek(-30, os.SEEK_END)
+            file.write(last[::-1])
+        with pytest.raises(hb.serve.BundleError, match=f"{name} is damaged: its CRC32C"):
+            app_of(ServeSettings(bundle=str(copy), name="clicks"))
+        shutil.copy(bundle / name, copy / name)
+        rows = np.load(copy / "tables" / "0.rows.npy", mmap_mode="r+")
+        rows[:] = np.load(bundle / "tables" / "0.rows.npy")
+        del rows
+    app = app_of(ServeSettings(bundle=str(copy), name="clicks"))
+    with TestClient(app, raise_server_exceptions=False) as client:
+        (copy / "bundle.json").rename(copy / "away")
+        assert client.post("/v2/repository/index").status_code == 503
+        assert client.post("/v2/repository/models/clicks/load").status_code == 400
+        assert client.post(PREDICT, json={"instances": [row()]}).status_code == 200
+        (copy / "away").rename(copy / "bundle.json")
+        assert client.post("/v2/repository/index").status_code == 200
     (copy / "dense.onnx").unlink()
     with pytest.raises(hb.serve.BundleError, match=r"cannot be read: .*dense\.onnx"):
         app_of(ServeSettings(bundle=str(copy), name="clicks"))

@@ -3,10 +3,14 @@ slow, many or wrong."""
 
 from __future__ import annotations
 
+import contextlib
+import http.client
+import os
 import shutil
 import socket
 import ssl
 import subprocess
+import threading
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -57,8 +61,8 @@ def answer_of(client: socket.socket) -> bytes:
     return found
 
 
-def head(length: int, more: str = "") -> bytes:
-    return f"POST {PREDICT} HTTP/1.1\r\nHost: h\r\n{more}Content-Length: {length}\r\n\r\n".encode()
+def head(length: int, more: str = "", path: str = PREDICT) -> bytes:
+    return f"POST {path} HTTP/1.1\r\nHost: h\r\n{more}Content-Length: {length}\r\n\r\n".encode()
 
 
 def check_answers(server: Running) -> None:
@@ -84,6 +88,69 @@ def test_headers_that_do_not_come(server: Running) -> None:
         whole = answer_of(again)  # ends in time
         assert whole.count(b"HTTP/1.1 ") == 1 and whole.startswith(b"HTTP/1.1 200")
     check_answers(server)
+
+
+def test_what_nobody_awaits_keeps_no_connection(server: Running) -> None:
+    """Empty lines behind an answer, and a body behind the answer that it is not wanted."""
+    for asked, drop in ((head(len(BODY)) + BODY, b"\r\n"), (head(10**9, "", "/nothing"), b"x")):
+        with connected(server) as client:
+            client.sendall(asked)
+            assert client.recv(1 << 16).startswith(b"HTTP/1.1 ")
+            begun = time.monotonic()
+            with pytest.raises((ConnectionResetError, BrokenPipeError)):
+                while time.monotonic() - begun < 20 * SECONDS:
+                    client.sendall(drop)
+                    time.sleep(0.1)
+    check_answers(server)
+
+
+def test_answers_that_are_not_taken(server: Running) -> None:
+    """They do not keep memory, nor the connection."""
+
+    def open_files() -> int:
+        return len(os.listdir(f"/proc/{server.process.pid}/fd"))
+
+    before = open_files()
+    rows = 1000
+    body = b'{"inputs": {"dense": [%s], "user": [%s]}}' % (
+        b",".join([b"[0.123456789]"] * rows),
+        b",".join([b"3"] * rows),
+    )
+    clients = []
+    try:
+        for _ in range(5):
+            client = socket.socket()
+            clients.append(client)
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            client.connect(("127.0.0.1", server.port))
+            client.settimeout(1)
+            with contextlib.suppress(TimeoutError):  # the server reads no more
+                for _ in range(600):
+                    client.sendall(head(len(body)) + body)
+        soon(lambda: open_files() <= before, 20 * SECONDS)
+    finally:
+        for client in clients:
+            client.close()
+    check_answers(server)
+
+
+def test_an_upgrade_is_not_taken(server: Running) -> None:
+    """The parser would take the body for another request: one that no proxy has seen."""
+    within = b"GET /v2 HTTP/1.1\r\nHost: h\r\n\r\n"
+    with connected(server) as client:
+        client.sendall(head(len(within), "Connection: Upgrade\r\nUpgrade: h2c\r\n"))
+        with contextlib.suppress(OSError):  # it may have closed
+            time.sleep(0.2)
+            client.sendall(within)
+        answer = answer_of(client)
+    assert answer.startswith(b"HTTP/1.1 400") and answer.count(b"HTTP/1.1 ") == 1
+    assert b"cannot ask for an upgrade" in answer
+    with connected(server) as client:
+        client.sendall(
+            b"GET /v2 HTTP/1.1\r\nHost: h\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n"
+        )
+        assert answer_of(client).startswith(b"HTTP/1.1 200")
+    assert not any("pgrade" in line for line in server.lines)
 
 
 def test_a_body_that_does_not_come(server: Running) -> None:
@@ -181,6 +248,67 @@ def test_a_killed_worker_comes_again(bundle: Path) -> None:
         assert float(figures.split(counted)[1].split()[0]) >= 200  # of both workers
 
 
+def test_workers_that_cannot_begin_are_tried_again(bundle: Path, tmp_path: Path) -> None:
+    there, away = tmp_path / "bundle", tmp_path / "away"
+    shutil.copytree(bundle, there)
+    with served(there, "--workers", 2) as server:
+        soon(lambda: _alive(server) == 2)
+        there.rename(away)
+        subprocess.run(["kill", "-9", str(server.workers()[0])], check=True)
+        soon(lambda: any("cannot begin" in line for line in server.lines))
+        assert not any("Traceback" in line for line in server.lines)
+        check_answers(server)  # the other one goes on
+        away.rename(there)
+        soon(lambda: _alive(server) == 2)
+
+
+def test_workers_end_with_their_parent(bundle: Path, tmp_path: Path) -> None:
+    """Where the parent is killed, the address is free again, and no files are left."""
+    with served(bundle, "--workers", 2, temporary=tmp_path) as server:
+        soon(lambda: len(server.workers()) == 2 and _alive(server) == 2)
+        assert [*tmp_path.glob("hotbed-*")]
+        server.process.kill()
+        soon(lambda: not _takes(server))
+        soon(lambda: not [*tmp_path.glob("hotbed-*")])
+
+
+def test_killed_workers_have_nothing_waiting(bundle: Path) -> None:
+    with served(bundle, "--workers", 2) as server:
+        soon(lambda: _alive(server) == 2)
+        samples = 8000
+        body = b'{"inputs": {"dense": [%s], "user": [%s]}}' % (
+            b",".join([b"[0.5]"] * samples),
+            b",".join([b"3"] * samples),
+        )
+        with ThreadPoolExecutor(8) as pool:
+            ended = threading.Event()
+            for _ in range(8):
+                pool.submit(_ask_until, ended, server, body)
+            try:
+                soon(lambda: _waiting(server) >= samples)
+                for worker in server.workers():
+                    subprocess.run(["kill", "-9", str(worker)], check=True)
+            finally:
+                ended.set()
+        soon(lambda: _alive(server) == 2)
+        assert _waiting(server) == 0
+
+
+def _ask_until(ended: threading.Event, server: Running, body: bytes) -> None:
+    while not ended.is_set():
+        with contextlib.suppress(OSError, http.client.HTTPException):
+            server.ask("POST", PREDICT, body)
+
+
+def _waiting(server: Running) -> float:
+    """Return what /metrics says; 0 where a worker was killed meanwhile."""
+    try:
+        _, figures = server.get("/metrics")
+    except (OSError, http.client.HTTPException):
+        return 0.0
+    return float(figures.split("\nhotbed_waiting_samples ")[1].split()[0])
+
+
 def _alive(server: Running) -> int:
     """How many workers there are, once requests are answered."""
     try:
@@ -200,7 +328,7 @@ def test_tls_and_tokens(bundle: Path, tmp_path: Path) -> None:
         ["openssl", "req", "-x509", *asked, *alternative, *made], check=True, capture_output=True
     )
     tokens = tmp_path / "tokens"
-    tokens.write_text("# who may ask\n\nsecret\n")
+    tokens.write_text("\ufeffsecret\r\n\r\n# who may ask\r\n", "utf-8")
     options = ("--ssl-certfile", certificate, "--ssl-keyfile", key, "--token-file", tokens)
     with served(bundle, *options) as server:
         trusting = ssl.create_default_context(cafile=str(certificate))
@@ -217,6 +345,8 @@ def test_tls_and_tokens(bundle: Path, tmp_path: Path) -> None:
 def test_what_cannot_be_served_is_told_in_a_sentence(bundle: Path, tmp_path: Path) -> None:
     empty = tmp_path / "empty"
     empty.write_text("#\n")
+    many = tmp_path / "many"
+    many.write_text("".join(f"{n:050}\n" for n in range(3000)))
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         for options, told in (
@@ -227,6 +357,7 @@ def test_what_cannot_be_served_is_told_in_a_sentence(bundle: Path, tmp_path: Pat
             ([bundle, "--timeout", "0"], "seconds is 0"),
             ([bundle, "--name", "a/b"], "without / and :"),
             ([bundle, "--token-file", empty], "has no token"),
+            ([bundle, "--token-file", many, "--workers", 2], "3,000 tokens are more than"),
             ([bundle, "--token-file", tmp_path / "none"], "none"),
         ):
             done = CliRunner().invoke(app, ["serve", *map(str, options)])

@@ -161,7 +161,7 @@ def named_outputs(outputs: object) -> dict[str, Tensor]:
     """Return what a forward returns, by name: keys of a dict, ``output`` for a tensor, else ``output_N``.
 
     Raises:
-        ExportError: something is no tensor.
+        ExportError: something is no tensor, or two have the same name.
     """
     found, _ = pytree.tree_flatten_with_path(outputs)
     named: dict[str, Tensor] = {}
@@ -170,6 +170,8 @@ def named_outputs(outputs: object) -> dict[str, Tensor]:
         name = "output" if not path else keys if isinstance(outputs, dict) else f"output_{number}"
         if not isinstance(leaf, Tensor) or not leaf.dim():
             raise ExportError(f"The model returns {type(leaf).__name__}, not a number a sample.")
+        if name in named:
+            raise ExportError(f"The model returns {name!r} in two ways. Rename one.")
         named[name] = leaf
     return named
 
@@ -181,6 +183,10 @@ def onnx_of(program: Program, outputs: Sequence[str]) -> OnnxModel:
     Raises:
         ExportError: ONNX has no counterpart of an operation.
     """
+    if "" in {*program.inputs, *outputs}:
+        raise ExportError(
+            "A name in the batch, or of what the model returns, is empty. Give it one."
+        )
     if both := {*program.inputs} & {*outputs}:
         raise ExportError(f"{min(both)!r} is asked with and answered. Rename it in the batch.")
     try:

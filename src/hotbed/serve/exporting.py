@@ -282,7 +282,7 @@ def _traced(model: nn.Module, args: tuple[object, ...]) -> _Traced:
         given |= {lookup.input: lookup.vectors for lookup in again.lookups}
         wanted = named_outputs(again.outputs)
         for name, answer in _answered(session, given, [*wanted]).items():
-            expected = wanted[name].detach().cpu()
+            answer, expected = answer.double(), wanted[name].detach().cpu().double()
             same = answer.shape == expected.shape
             away = float((answer - expected).abs().max()) if same else float("nan")
             difference = max(difference, away)

@@ -6,6 +6,9 @@ import functools
 import os
 from typing import TypedDict, cast
 
+import numpy as np
+
+from hotbed import _core
 from hotbed.checkpoint.errors import DamagedError
 from hotbed.checkpoint.files import read_json_sealed
 from hotbed.serve.bundle import (
@@ -18,7 +21,15 @@ from hotbed.serve.bundle import (
     TableEntry,
 )
 
-__all__ = ["VERSION_FORMAT", "VERSION_MANIFEST", "VersionEntry", "read_bundle", "read_version"]
+__all__ = [
+    "VERSION_FORMAT",
+    "VERSION_MANIFEST",
+    "VersionEntry",
+    "check_contents",
+    "read_bundle",
+    "read_version",
+    "read_whole",
+]
 
 VERSION_FORMAT = "hotbed bundle version"
 VERSION_MANIFEST = "version.json"
@@ -78,6 +89,34 @@ def read_version(folder: str) -> VersionEntry:
         BundleError: it is missing, damaged or of a later version.
     """
     return cast(VersionEntry, _read(os.path.join(folder, VERSION_MANIFEST), VERSION_FORMAT))
+
+
+def read_whole(folder: str, name: str, files: list[FileEntry]) -> bytes:
+    """Return the contents of a file, as its manifest has it.
+
+    Args:
+        files: what the manifest says.
+
+    Raises:
+        BundleError: it is damaged.
+        OSError: it cannot be read.
+    """
+    path = os.path.join(folder, name)
+    with open(path, "rb") as file:
+        contents = file.read()
+    check_contents(path, contents, name, files)
+    return contents
+
+
+def check_contents(path: str, contents: bytes, name: str, files: list[FileEntry]) -> None:
+    """Raise BundleError unless the contents of the file at `path` are as its manifest says."""
+    wanted = next((each["crc32c"] for each in files if each["name"] == name), None)
+    found = f"{_core.crc32c(np.frombuffer(contents, np.uint8)):08x}"
+    if found != wanted:
+        raise BundleError(
+            f"{path} is damaged: its CRC32C is {found}, and its manifest says {wanted}. Export the bundle "
+            "again."
+        )
 
 
 def _read(path: str, of_format: str) -> object:

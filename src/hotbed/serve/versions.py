@@ -27,8 +27,8 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from hotbed.files import appearing
-from hotbed.serve.bundle import DENSE, VERSIONS, Bundle, BundleError, FileEntry, TableEntry
-from hotbed.serve.manifests import read_bundle, read_version
+from hotbed.serve.bundle import DENSE, VERSIONS, Bundle, BundleError, FileEntry
+from hotbed.serve.manifests import VersionEntry, check_contents, read_bundle, read_version
 from hotbed.serve.reading import BundleTable, MappedRows
 
 __all__ = [
@@ -127,8 +127,11 @@ def open_layers(folder: str | os.PathLike[str], version: Version) -> Layers:
         layers: dict[str, list[MappedRows]] = {
             stem: [MappedRows(path, entry)] for stem, entry in about["tables"].items()
         }
+        files = about["files"]
         if version.number:
-            for stem, entries in _layers_in(version, about).items():
+            manifest = _manifest_of(version, about)
+            files = manifest["files"]
+            for stem, entries in manifest["tables"].items():
                 layers[stem] += [MappedRows(version.folder, entry) for entry in entries]
         with open(os.path.join(version.folder, DENSE), "rb") as file:
             dense = file.read()
@@ -139,11 +142,12 @@ def open_layers(folder: str | os.PathLike[str], version: Version) -> Layers:
     # Files that are mapped stay, so that it is enough to look again when all are.
     if not read_bundle(path)["model_version"] == about["model_version"] == version.base:
         raise BundleError(f"{path} was replaced while it was opened. Open its current version.")
+    check_contents(os.path.join(version.folder, DENSE), dense, DENSE, files)
     tables = {stem: BundleTable(mapped) for stem, mapped in layers.items()}
     return Layers(version, about, tables, dense)
 
 
-def _layers_in(version: Version, about: Bundle) -> dict[str, list[TableEntry]]:
+def _manifest_of(version: Version, about: Bundle) -> VersionEntry:
     manifest = read_version(version.folder)
     names = (manifest["base"], manifest["model_version"], manifest["number"])
     if names != (version.base, version.model_version, version.number):
@@ -154,7 +158,7 @@ def _layers_in(version: Version, about: Bundle) -> dict[str, list[TableEntry]]:
         )
     if fault := fault_of_sizes(version.folder, manifest["files"]):
         raise BundleError(fault)
-    return manifest["tables"]
+    return manifest
 
 
 def fault_of_sizes(folder: str, files: list[FileEntry]) -> str:
@@ -206,7 +210,7 @@ def _find(folder: str, version: str) -> Version:
         if each.model_version == version:
             return each
     names = ", ".join(each.model_version for each in there)
-    raise BundleError(f"{folder} has no version {version!r}. It has {names}.")
+    raise BundleError(f"{folder} has no version {version[:40]!r}. It has {names}.")
 
 
 def unpin(folder: str | os.PathLike[str]) -> None:

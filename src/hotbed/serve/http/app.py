@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import multiprocessing
+import signal
+import time
 from collections.abc import AsyncIterator
 
 from starlette.applications import Starlette
@@ -13,8 +16,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from hotbed.serve.bundle import BundleError
 from hotbed.serve.http.errors import RequestError
 from hotbed.serve.http.gate import Gate
+from hotbed.serve.http.metrics import forget_folder
 from hotbed.serve.http.paths import Paths, json_response
 from hotbed.serve.http.repository import routes_of
 from hotbed.serve.http.server import Server
@@ -25,12 +30,22 @@ __all__ = ["app_of", "from_environment"]
 
 CLOSED = (408, 413)
 """Statuses behind which the rest of a body is not awaited."""
+AGAIN = 2.0
+"""Seconds after which a process that could not begin is followed by another."""
+PARENT = 1.0
+"""Seconds between two looks for the parent."""
 _log = logging.getLogger("uvicorn.error")
 
 
 def from_environment() -> Gate:
     """Return the application of the settings that the environment has, in a process of its own."""
-    return settled(app_of(ServeSettings.from_environment()))
+    try:
+        app = app_of(ServeSettings.from_environment())
+    except (BundleError, OSError) as error:
+        _log.error("%s A process that answers cannot begin; it is tried again.", error)
+        time.sleep(AGAIN)
+        raise SystemExit(1) from None
+    return settled(app)
 
 
 def app_of(settings: ServeSettings) -> Gate:
@@ -68,10 +83,12 @@ def app_of(settings: ServeSettings) -> Gate:
 
     @contextlib.asynccontextmanager
     async def watching(app: Starlette) -> AsyncIterator[None]:
-        await server.begin()
-        task = asyncio.create_task(server.watch())
+        tasks = [asyncio.create_task(server.watch())]
+        if settings.workers > 1:
+            tasks.append(asyncio.create_task(_end_with_parent()))
         yield
-        task.cancel()
+        for task in tasks:
+            task.cancel()
         await server.end()
 
     app = Starlette(
@@ -81,6 +98,16 @@ def app_of(settings: ServeSettings) -> Gate:
     )
     app.router.redirect_slashes = False
     return Gate(app, server.tokens, server.metrics)
+
+
+async def _end_with_parent() -> None:
+    """End this process, in order, when the one that has begun it is gone: nobody else would."""
+    parent = multiprocessing.parent_process()
+    while parent is not None and parent.is_alive():
+        await asyncio.sleep(PARENT)
+    if parent is not None:
+        forget_folder()
+        signal.raise_signal(signal.SIGTERM)
 
 
 def _refused(request: Request, error: Exception) -> Response:

@@ -19,7 +19,7 @@ from hotbed.serve.http.rows import Rows
 __all__ = ["Batcher"]
 
 REMEMBERED = 0.9
-"""Of the seconds of a sample, as they were measured before."""
+"""Of the weight of batches that were measured before, with each new one."""
 
 
 class _Waiting:
@@ -29,6 +29,36 @@ class _Waiting:
         self.model, self.asked, self.samples = model, asked, samples
         self.answer: asyncio.Future[Answers] = asyncio.get_running_loop().create_future()
         self.since = time.monotonic()
+
+
+class _Seconds:
+    """How long batches take: a line through those that were measured, of which the latest weigh most. Where
+    all were of one size, samples more are taken to cost nothing: that is known when they were answered."""
+
+    def __init__(self) -> None:
+        self._weight = self._samples = self._squares = self._seconds = self._products = 0.0
+
+    def measured(self, samples: int, seconds: float) -> None:
+        for name, value in (
+            ("_weight", 1.0),
+            ("_samples", samples),
+            ("_squares", samples * samples),
+            ("_seconds", seconds),
+            ("_products", samples * seconds),
+        ):
+            setattr(self, name, REMEMBERED * getattr(self, name) + value)
+
+    def of(self, batches: int, samples: int) -> float:
+        """Return the seconds of some batches that have so many samples together."""
+        if not self._weight:
+            return 0.0
+        size, seconds = self._samples / self._weight, self._seconds / self._weight
+        spread = self._squares / self._weight - size * size
+        rise = 0.0
+        if spread > 1e-6 * size * size:
+            rise = (self._products / self._weight - size * seconds) / spread
+        rise = min(max(rise, 0.0), seconds / size)
+        return batches * (seconds - rise * size) + samples * rise
 
 
 class Batcher:
@@ -44,8 +74,7 @@ class Batcher:
         self._waiting: collections.deque[_Waiting] = collections.deque()
         self._samples = 0
         """Of requests that wait or are being answered."""
-        self._seconds = 0.0
-        """Of a sample."""
+        self._seconds = _Seconds()
         self._running: set[asyncio.Task[None] | None] = set()
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="hotbed-answers")
 
@@ -55,9 +84,7 @@ class Batcher:
         Raises:
             RequestError: there is too much to do.
         """
-        ahead = self._samples * self._seconds / self._rows.at_once
-        if ahead > self._limits.waiting:
-            raise busy(f"Requests before this one take {ahead:.1f} s. Come again.", ahead)
+        self.check()
         waiting = _Waiting(model, asked, samples)
         self._waiting.append(waiting)
         self._samples += samples
@@ -65,6 +92,13 @@ class Batcher:
         if len(self._running) < self._rows.at_once:
             self._running.add(asyncio.create_task(self._run()))
         return await waiting.answer
+
+    def check(self) -> None:
+        """Raise RequestError where there is too much to do: before a body is read, too."""
+        batches = -(-self._samples // self._limits.batch)
+        ahead = self._seconds.of(batches, self._samples) / self._rows.at_once
+        if ahead > self._limits.waiting:
+            raise busy(f"Requests before this one take {ahead:.1f} s. Come again.", ahead)
 
     async def _run(self) -> None:
         try:
@@ -90,7 +124,8 @@ class Batcher:
                 if not each.answer.done():
                     each.answer.set_result(answers)
         self._fewer(samples)
-        self._measured((time.monotonic() - begun) / samples, samples)
+        self._metrics.batch.observe(samples)
+        self._seconds.measured(samples, time.monotonic() - begun)
 
     def _taken(self) -> list[_Waiting]:
         """Return requests of one version that are answered at once, in the order in which they came."""
@@ -117,11 +152,6 @@ class Batcher:
     def _fewer(self, samples: int) -> None:
         self._samples -= samples
         self._metrics.waiting.dec(samples)
-
-    def _measured(self, seconds: float, samples: int) -> None:
-        self._metrics.batch.observe(samples)
-        kept = REMEMBERED if self._seconds else 0.0
-        self._seconds = kept * self._seconds + (1 - kept) * seconds
 
 
 def _joined(batch: Sequence[_Waiting]) -> Mapping[str, Part]:

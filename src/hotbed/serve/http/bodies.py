@@ -10,7 +10,7 @@ import orjson
 from starlette.requests import ClientDisconnect, Request
 
 from hotbed.files import Json
-from hotbed.serve.http.errors import RequestError
+from hotbed.serve.http.errors import RequestError, busy
 from hotbed.serve.http.limits import Limits
 
 __all__ = ["json_of", "read_body"]
@@ -37,7 +37,8 @@ async def read_body(request: Request, limits: Limits) -> bytes:
     """Return the body of a request, uncompressed.
 
     Raises:
-        RequestError: it is too large, or does not come in time, or is compressed otherwise than by gzip.
+        RequestError: it is too large, or does not come in time, or is compressed otherwise than by gzip; or
+            there are too many others.
     """
     told = request.headers.get("content-length", "")
     if told.isascii() and told.isdecimal() and int(told) > limits.body:
@@ -48,6 +49,10 @@ async def read_body(request: Request, limits: Limits) -> bytes:
         raise RequestError(408, f"The body has not come in {limits.seconds:g} s.") from None
     except ClientDisconnect:
         raise RequestError(400, "The body has ended before its end.") from None
+    if not body and "upgrade" in request.headers:
+        raise RequestError(
+            400, "A request with a body cannot ask for an upgrade. Ask with HTTP/1.1."
+        )
     how = request.headers.get("content-encoding", "identity").strip().lower()
     if how == "identity":
         return body
@@ -56,14 +61,26 @@ async def read_body(request: Request, limits: Limits) -> bytes:
     return _expanded(body, limits)
 
 
+class _Held:
+    """Bytes of bodies that this process is reading."""
+
+    size = 0
+
+
 async def _received(request: Request, limits: Limits) -> bytes:
     pieces, size = [], 0
-    async for piece in request.stream():
-        size += len(piece)
-        if size > limits.body:
-            raise _too_large(limits)
-        pieces.append(piece)
-    return b"".join(pieces)
+    try:
+        async for piece in request.stream():
+            size += len(piece)
+            _Held.size += len(piece)
+            if size > limits.body:
+                raise _too_large(limits)
+            if _Held.size > max(limits.bodies, limits.body):
+                raise busy("The server reads too many large bodies. Come again.", 1)
+            pieces.append(piece)
+        return b"".join(pieces)
+    finally:
+        _Held.size -= size
 
 
 def _expanded(body: bytes, limits: Limits) -> bytes:

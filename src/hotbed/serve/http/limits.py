@@ -21,6 +21,8 @@ class Limits:
 
     body: int = 16 << 20
     """Bytes, of what is compressed when it is not."""
+    bodies: int = 1 << 30
+    """Bytes of all bodies that a worker reads at a time; beyond, requests are told to come again."""
     samples: int = 8192
     ids: int = 10_000
     """In one bag."""
@@ -38,7 +40,7 @@ class Limits:
     """Samples of different requests that are answered at once."""
 
     def __post_init__(self) -> None:
-        for name in ("body", "samples", "ids", "k", "items", "connections", "batch"):
+        for name in ("body", "bodies", "samples", "ids", "k", "items", "connections", "batch"):
             check_count(name, getattr(self, name))
         for name in ("seconds", "waiting"):
             if not 0 < getattr(self, name) < 86_400:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
+import shutil
 
 from prometheus_client import (
     CONTENT_TYPE_LATEST,
@@ -14,7 +17,7 @@ from prometheus_client import (
     multiprocess,
 )
 
-__all__ = ["CONTENT_TYPE_LATEST", "Metrics"]
+__all__ = ["CONTENT_TYPE_LATEST", "Metrics", "forget_folder"]
 
 SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 SAMPLES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 4096)
@@ -58,4 +61,21 @@ class Metrics:
 
     def text(self) -> bytes:
         """Return all figures in Prometheus' text format."""
+        if folder := os.environ.get("PROMETHEUS_MULTIPROC_DIR"):
+            _forget_dead(folder)
         return generate_latest(self._registry)
+
+
+def forget_folder() -> None:
+    """Remove the files in which workers count, where nobody reads them any more."""
+    if folder := os.environ.get("PROMETHEUS_MULTIPROC_DIR"):
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _forget_dead(folder: str) -> None:
+    """Remove what workers that are gone had waiting. Their counts stay."""
+    for name in os.listdir(folder):
+        found = re.fullmatch(r"gauge_live\w+_(\d+)\.db", name)
+        if found is not None and not os.path.exists(f"/proc/{found[1]}"):
+            with contextlib.suppress(FileNotFoundError):  # another worker was faster
+                multiprocess.mark_process_dead(found[1], folder)  # type: ignore[no-untyped-call]

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
-import os
+import sys
 from collections.abc import Mapping
 
 import numpy as np
 
 from hotbed.serve.bundle import SAMPLE, BundleError
+from hotbed.serve.http.limits import Limits
 from hotbed.serve.http.parts import Answers, Input, Part, inputs_of_bundle, looked_up
 from hotbed.serve.http.records import records_of
 from hotbed.serve.http.settings import ServeSettings
 from hotbed.serve.http.topk import topk_of
+from hotbed.serve.manifests import read_whole
 from hotbed.serve.reading import ReadTable
-from hotbed.serve.sessions import session_of
+from hotbed.serve.sessions import Session, session_of
 from hotbed.serve.versions import Version, fault_of_sizes, open_layers
 
 __all__ = ["ServedModel"]
@@ -46,10 +49,9 @@ class ServedModel:
         self.lookups, self.tables = self.about["lookups"], layers.tables
         self.topk = topk_of(folder, layers, self.inputs, settings.threads)
         self._outputs = [each["name"] for each in self.about["outputs"]]
-        self._dense = session_of(layers.dense, settings.threads)
-        with open(os.path.join(folder, SAMPLE), encoding="utf-8") as file:
-            self.sample = json.load(file)
-        self._warm_up(folder)
+        self._dense = _session(folder, version, layers.dense, settings.threads)
+        self.sample = json.loads(read_whole(folder, SAMPLE, self.about["files"]))
+        self._warm_up(folder, settings.limits)
 
     def answers(self, asked: Mapping[str, Part], tables: Mapping[str, ReadTable]) -> Answers:
         """Return the outputs of some samples, which are as the signature says. Several threads may ask.
@@ -63,11 +65,12 @@ class ServedModel:
         fed |= looked_up(self.lookups, self.inputs, tables, asked)
         return dict(zip(self._outputs, self._dense.run(self._outputs, fed), strict=True))
 
-    def _warm_up(self, folder: str) -> None:
+    def _warm_up(self, folder: str, limits: Limits) -> None:
         """Answer the sample; the bundle as it was exported must answer what it says."""
         instances = self.sample["instances"]
         columns = {name: [each[name] for each in instances] for name in self.inputs}
-        parts = {name: each.of_lists(columns[name]) for name, each in self.inputs.items()}
+        inputs = inputs_of_bundle(self.about, dataclasses.replace(limits, ids=sys.maxsize))
+        parts = {name: each.of_lists(columns[name]) for name, each in inputs.items()}
         found = self.answers(parts, self.tables)
         for name, values in found.items() if not self.at.number else ():
             told = np.asarray([each[name] for each in self.sample["predictions"]], np.float64)
@@ -77,3 +80,14 @@ class ServedModel:
                     f"{folder} answers {name!r} of its own sample otherwise than {SAMPLE} says. Export it "
                     "again."
                 )
+
+
+def _session(folder: str, version: Version, dense: bytes, threads: int) -> Session:
+    try:
+        return session_of(dense, threads)
+    except ImportError:
+        raise
+    except Exception as error:  # onnxruntime's have no base of their own
+        raise BundleError(
+            f"The dense part of version {version.model_version} of {folder} is damaged: {error}"
+        ) from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -13,7 +14,15 @@ from hotbed.serve.http.limits import Limits
 from hotbed.serve.http.model import ServedModel
 from hotbed.serve.http.parts import Answers, Input, Part
 
-__all__ = ["Asked", "answered", "asked_of", "datatypes_of", "metadata_of"]
+__all__ = [
+    "LENGTHS",
+    "LENGTH_TYPES",
+    "Asked",
+    "answered",
+    "asked_of",
+    "datatypes_of",
+    "metadata_of",
+]
 
 DATATYPES = {
     "bool": "BOOL",
@@ -29,6 +38,8 @@ DATATYPES = {
 """By NumPy's names."""
 LENGTHS = ".lengths"
 """What follows the name of an input in that of its bags' lengths."""
+LENGTH_TYPES = ("INT32", "INT64")
+"""Datatypes of lengths."""
 
 
 class Asked(NamedTuple):
@@ -61,7 +72,7 @@ def asked_of(body: Json, model: ServedModel, limits: Limits) -> Asked:
     for name, each in model.inputs.items():
         if name not in tensors:
             raise wrong(name, f"is missing. inputs takes {', '.join(model.inputs)}.")
-        lengths = tensors.get(name + LENGTHS)
+        lengths = None if name + LENGTHS in model.inputs else tensors.get(name + LENGTHS)
         tensor = tensors[name]
         samples = tensor.shape[0] if lengths is None else len(lengths.flat)
         if samples > limits.samples:
@@ -91,12 +102,12 @@ def _tensors(inputs: Json, model: ServedModel) -> dict[str, _Tensor]:
             raise wrong(name[:40], f"is not known. inputs takes {known}.")
         if name in tensors:
             raise wrong(name, "is there twice.")
-        kinds = datatypes_of(about) if name in model.inputs else ["INT32", "INT64"]
+        kinds = datatypes_of(about) if name in model.inputs else LENGTH_TYPES
         tensors[name] = _tensor(name, each, kinds)
     return tensors
 
 
-def _tensor(name: str, given: dict[str, Json], kinds: list[str]) -> _Tensor:
+def _tensor(name: str, given: dict[str, Json], kinds: Sequence[str]) -> _Tensor:
     shape, flat = given.get("shape"), given.get("data")
     if given.get("datatype") not in kinds:
         raise wrong(name, f"takes the datatype {' or '.join(kinds)}.")
@@ -145,6 +156,8 @@ def _outputs(given: Json, model: ServedModel) -> list[str]:
         name = each.get("name") if isinstance(each, dict) else None
         if name not in known:
             raise wrong("outputs", f"takes the names {', '.join(known)}.")
+        if name in wanted:
+            raise wrong("outputs", f"has {name!r} twice.")
         wanted.append(str(name))
     return wanted or known
 

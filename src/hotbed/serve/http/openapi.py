@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import importlib.metadata
+import urllib.parse
 from collections.abc import Mapping, Sequence
 
 from hotbed.serve.bundle import OutputEntry
 from hotbed.serve.http.limits import Limits
 from hotbed.serve.http.model import ServedModel
-from hotbed.serve.http.open_inference import datatypes_of
+from hotbed.serve.http.open_inference import LENGTH_TYPES, LENGTHS, datatypes_of
 from hotbed.serve.http.records import Records
 from hotbed.serve.http.settings import ServeSettings
 from hotbed.serve.http.tf_serving import Asking
@@ -33,7 +34,7 @@ REFUSED = {
 def openapi_of(settings: ServeSettings, model: ServedModel) -> object:
     """Return the page, of OpenAPI 3.1, of the version that is served."""
     limits, name = settings.limits, settings.name
-    v1, v2 = f"/v1/models/{name}", f"/v2/models/{name}"
+    v1, v2 = (f"/{of}/models/{urllib.parse.quote(name)}" for of in ("v1", "v2"))
     paths = {
         f"{v1}:predict": _post(
             "Answer samples, as TensorFlow Serving does",
@@ -44,7 +45,7 @@ def openapi_of(settings: ServeSettings, model: ServedModel) -> object:
         f"{v1}/metadata": _get("Tell what is asked with and answered, and the tables"),
         f"{v2}/infer": _post(
             "Answer samples, by the Open Inference Protocol",
-            _object({"inputs": _infer_inputs(model)}, {"id": {"type": "string"}}),
+            _infer_body(model),
             _object({"model_name": {}, "model_version": {}, "outputs": {"type": "array"}}),
         ),
         v2: _get("Tell what is asked with and answered, by the Open Inference Protocol"),
@@ -91,9 +92,10 @@ def _body(model: Asking, limits: Limits, more: Mapping[str, object]) -> _Schema:
     columns = {name: {**samples, "items": schema} for name, schema in of_each.items()}
     only = next(iter(of_each.values())) if len(of_each) == 1 else None
     row = _object(of_each)
-    instances = {**samples, "items": row if only is None else {"anyOf": [row, only]}}
+    instances: _Schema = {**samples, "items": row}
     inputs = _object(columns)
     if only is not None:
+        instances = {"anyOf": [instances, {**samples, "items": only}]}
         inputs = {"anyOf": [inputs, {**samples, "items": only}]}
     name = {"signature_name": {"const": "serving_default"}, **more}
     forms = [_object({"instances": instances}, name), _object({"inputs": inputs}, name)]
@@ -125,20 +127,36 @@ def _predict_answer(model: ServedModel) -> _Schema:
     return {"oneOf": [_object({"predictions": predictions}), _object({"outputs": outputs})]}
 
 
+def _infer_body(model: ServedModel) -> _Schema:
+    names = [each["name"] for each in model.about["outputs"]]
+    output = {**_object({"name": {"enum": names}}), "additionalProperties": True}
+    more = {
+        "id": {"type": ["string", "null"]},
+        "outputs": {"type": ["array", "null"], "items": output},
+    }
+    return {**_object({"inputs": _infer_inputs(model)}, more), "additionalProperties": True}
+
+
 def _infer_inputs(model: ServedModel) -> _Schema:
     sizes = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
+    kinds = {name: datatypes_of(each) for name, each in model.inputs.items()}
+    bags = [name for name, each in model.inputs.items() if each.takes_lengths]
+    kinds |= {name + LENGTHS: [*LENGTH_TYPES] for name in bags if name + LENGTHS not in kinds}
     tensors = [
-        _object(
-            {
-                "name": {"const": name},
-                "shape": sizes,
-                "datatype": {"enum": datatypes_of(each)},
-                "data": {"type": "array"},
-            }
-        )
-        for name, each in model.inputs.items()
+        {
+            **_object(
+                {
+                    "name": {"const": name},
+                    "shape": sizes,
+                    "datatype": {"enum": of_name},
+                    "data": {"type": "array"},
+                }
+            ),
+            "additionalProperties": True,
+        }
+        for name, of_name in kinds.items()
     ]
-    return {"type": "array", "minItems": len(tensors), "items": {"anyOf": tensors}}
+    return {"type": "array", "minItems": len(model.inputs), "items": {"anyOf": tensors}}
 
 
 def _schema_of_output(about: OutputEntry) -> _Schema:

@@ -62,7 +62,7 @@ function row(cells) {
 
 async function show() {
   const page = await got("openapi.json");
-  name = Object.keys(page.paths)[0].split("/")[3].replace(/:predict$/, "");
+  name = decodeURIComponent(Object.keys(page.paths)[0].split("/")[3].replace(/:predict$/, ""));
   const about = await got("v1/models/" + encodeURIComponent(name) + "/metadata");
   at("title").textContent = name + ", version " + about.model_spec.version;
   at("paths").textContent = "POST /v1/models/" + name + ":predict, " + (about.metadata.topk ? ":topk, " : "")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import itertools
+import reprlib
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
@@ -27,6 +28,9 @@ Answers = dict[str, NDArray[np.generic]]
 Flat = list[Json]
 _WIDE: dict[str, npt.DTypeLike] = {"f": np.float64, "i": np.int64, "u": np.int64}
 """Types in which numbers are checked, by the kinds of those that are taken."""
+_REPR = reprlib.Repr()
+"""Shows values that may be large or deep."""
+_REPR.maxlevel, _REPR.maxstring, _REPR.maxother = 3, 60, 60
 
 
 class Part(NamedTuple):
@@ -49,6 +53,9 @@ class Input(abc.ABC):
     def __init__(self, about: InputEntry, ids: _Ids | None, limits: Limits) -> None:
         self.name, self.about, self.limits = about["name"], about, limits
         self._ids = ids
+
+    takes_lengths = False
+    """True: samples may have any number of values."""
 
     @property
     def is_ids(self) -> bool:
@@ -95,7 +102,7 @@ class Input(abc.ABC):
     def leaf(self) -> dict[str, object]:
         """Return the JSON Schema of a number or an id."""
         if self._ids is not None:
-            return {"type": "integer", **self._ids.range()}
+            return {"type": "integer", **self._ids.schema(np.iinfo(self.about["dtype"]))}
         kind = np.dtype(self.about["dtype"]).kind
         if kind == "f":
             most = float(np.finfo(self.about["dtype"]).max)
@@ -167,13 +174,14 @@ class _Ids:
         paddings = {each["padding_idx"] for each, about in tables if about["static"]}
         self._padding = paddings.pop() if len(paddings) == 1 else None
 
-    def range(self) -> dict[str, object]:
-        """Return bounds, as JSON Schema has them; a padding id may lie beyond."""
+    def schema(self, dtype: np.iinfo) -> dict[str, object]:
+        """Return what JSON Schema says of an id, of a type; the padding id may lie apart from others."""
         if self._rows is None:
-            about = np.iinfo(np.int64)
-            return {"minimum": int(about.min), "maximum": int(about.max)}
-        least = 0 if self._padding is None else min(0, self._padding)
-        return {"minimum": least, "maximum": max(self._rows - 1, self._padding or 0)}
+            return {"minimum": int(dtype.min), "maximum": int(dtype.max)}
+        rows: dict[str, object] = {"minimum": 0, "maximum": min(self._rows - 1, int(dtype.max))}
+        if self._padding is None or 0 <= self._padding < self._rows:
+            return rows
+        return {"anyOf": [rows, {"const": self._padding}]}
 
     def check(self, name: str, ids: NDArray[np.int64]) -> None:
         """Raise RequestError if one is out of range."""
@@ -229,6 +237,8 @@ class Fixed(Input):
 
 class Bags(Input):
     """Any number of ids of each sample."""
+
+    takes_lengths = True
 
     def of_lists(self, values: Sequence[Json]) -> Part:
         kinds = set(map(type, values))
@@ -346,7 +356,7 @@ def _told(flat: Flat, taken: tuple[type, ...]) -> str:
 
 
 def _short(value: Json) -> str:
-    text = repr(value)
+    text = _REPR.repr(value)
     return text if len(text) <= 40 else text[:37] + "..."
 
 

@@ -64,6 +64,7 @@ class Paths:
 
     async def predict(self, request: Request) -> Response:
         model = self._model(request)
+        self._server.batcher.check()
         body = await json_of(request, self._server.limits)
         asked = await _asked(body, model, self._server.limits)
         answers = await self._server.answers(model, asked.parts, asked.samples)
@@ -111,6 +112,7 @@ class Paths:
 
     async def infer(self, request: Request) -> Response:
         model = self._model(request)
+        self._server.batcher.check()
         body = await json_of(request, self._server.limits)
         asked = open_inference.asked_of(body, model, self._server.limits)
         answers = await self._server.answers(model, asked.parts, asked.samples)

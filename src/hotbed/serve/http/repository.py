@@ -36,8 +36,11 @@ class _Paths:
 
     async def index(self, request: Request) -> Response:
         """Return all versions that are there, the newest last."""
-        there = await asyncio.to_thread(versions_of, self._bundle)
-        fixed = await asyncio.to_thread(pinned, self._bundle)
+        try:
+            there = await asyncio.to_thread(versions_of, self._bundle)
+            fixed = await asyncio.to_thread(pinned, self._bundle)
+        except (BundleError, OSError) as error:
+            raise RequestError(503, f"{error} It is served on.", 1) from None
         served = self._server.model.version
         return json_response(
             [

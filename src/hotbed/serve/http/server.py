@@ -8,6 +8,7 @@ from collections.abc import Mapping
 
 from hotbed.serve.bundle import BundleError
 from hotbed.serve.http.batching import Batcher
+from hotbed.serve.http.errors import busy
 from hotbed.serve.http.metrics import Metrics
 from hotbed.serve.http.model import ServedModel
 from hotbed.serve.http.parts import Answering, Answers, Part
@@ -36,21 +37,14 @@ class Server:
     def __init__(self, settings: ServeSettings) -> None:
         self.settings, self.limits = settings, settings.limits
         self.metrics = Metrics()
+        self._rows = _rows_of(settings)
+        self.batcher = Batcher(self._rows, self.limits, self.metrics)
+        self._searches = Batcher(self._rows, self.limits, self.metrics)
+        """Apart, as a search of all items may take longer than many answers."""
         self.tokens = [token.encode("latin-1") for token in settings.tokens]
         self.model = self._opened(current(settings.bundle))
         self._told = ""
         self._turning = asyncio.Lock()
-
-    async def begin(self) -> None:
-        """Get ready for requests, in the event loop that takes them."""
-        file, tokens = self.settings.shards_file, self.settings.tokens
-        self._rows: Rows = MappedFiles()
-        if file is not None:
-            token = tokens[0] if tokens else None
-            self._rows = Shards(Fetcher(Addresses(file), self.limits.seconds, token))
-        self._batcher = Batcher(self._rows, self.limits, self.metrics)
-        self._searches = Batcher(self._rows, self.limits, self.metrics)
-        """Apart, as a search of all items may take longer than many answers."""
 
     async def end(self) -> None:
         """Give back what is held."""
@@ -62,11 +56,17 @@ class Server:
         return model
 
     async def answers(self, model: Answering, parts: Mapping[str, Part], samples: int) -> Answers:
-        """Return the outputs of some samples; see `Batcher.answers`."""
-        batcher = self._batcher if isinstance(model, ServedModel) else self._searches
-        found = await asyncio.wait_for(
-            batcher.answers(model, parts, samples), 2 * self.limits.seconds
-        )
+        """Return the outputs of some samples; see `Batcher.answers`.
+
+        Raises:
+            RequestError: there is too much to do, or they were not answered in time.
+        """
+        batcher = self.batcher if isinstance(model, ServedModel) else self._searches
+        seconds = 2 * self.limits.seconds
+        try:
+            found = await asyncio.wait_for(batcher.answers(model, parts, samples), seconds)
+        except asyncio.TimeoutError:
+            raise busy(f"It was not answered in {seconds:g} s. Come again.", seconds) from None
         self.metrics.samples.inc(samples)
         return found
 
@@ -76,10 +76,12 @@ class Server:
             await asyncio.sleep(EVERY)
             try:
                 await self.refresh()
-            except (BundleError, OSError) as error:
+            except Exception as error:  # of whatever kind: the next version may be better
                 if str(error) != self._told:
                     self._told = str(error)
-                    _log.error("%s Version %s is served on.", error, self.model.version)
+                    known = isinstance(error, BundleError | OSError)
+                    text = "%s Version %s is served on."
+                    _log.error(text, error, self.model.version, exc_info=None if known else error)
 
     async def refresh(self) -> None:
         """Serve the version that is to be served now.
@@ -92,3 +94,11 @@ class Server:
             if wanted != self.model.at:
                 self.model = await asyncio.to_thread(self._opened, wanted)
                 self._told = ""
+
+
+def _rows_of(settings: ServeSettings) -> Rows:
+    """Return where rows are."""
+    if settings.shards_file is None:
+        return MappedFiles()
+    token = settings.tokens[0] if settings.tokens else None
+    return Shards(Fetcher(Addresses(settings.shards_file), settings.limits.seconds, token))

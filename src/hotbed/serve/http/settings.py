@@ -16,6 +16,8 @@ __all__ = ["ServeSettings"]
 VARIABLE = "HOTBED_SERVE"
 LEAST_MEMORY = 500_000_000
 """Bytes that a server takes without rows."""
+MOST = 120_000
+"""Bytes; Linux takes no more than 128 KiB in a variable."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,13 +63,25 @@ class ServeSettings:
             raise InputError(f"shards is {self.shards}. Pass 0 or more.")
         for name in ("workers", "threads", "replicas"):
             check_count(name, getattr(self, name))
-        if "/" in self.name or ":" in self.name:
-            raise InputError(f"{self.name!r} is to be a part of a path: a name without / and :.")
+        is_odd = not self.name.isprintable() or self.name in ("", ".", "..")
+        if is_odd or "/" in self.name or ":" in self.name:
+            raise InputError(
+                f"{self.name!r} is to be a part of a path: a name without / and :. Pass one by --name."
+            )
 
     @contextlib.contextmanager
     def in_environment(self) -> Iterator[None]:
-        """For a ``with`` statement: processes that are begun from here are told."""
-        os.environ[VARIABLE] = json.dumps(dataclasses.asdict(self))
+        """For a ``with`` statement: processes that are begun from here are told.
+
+        Raises:
+            InputError: there are too many tokens.
+        """
+        told = json.dumps(dataclasses.asdict(self))
+        if len(told) > MOST:
+            raise InputError(
+                f"{len(self.tokens):,} tokens are more than workers can be told. Pass fewer, or shorter ones."
+            )
+        os.environ[VARIABLE] = told
         try:
             yield
         finally:

@@ -44,7 +44,9 @@ def asked_of(body: Json, model: Asking, limits: Limits) -> Asked:
     if not isinstance(body, dict):
         raise RequestError(400, "The body is an object with instances or inputs.")
     if unknown := {*body} - {"instances", "inputs", "signature_name"}:
-        raise RequestError(400, f"The body has {min(unknown)!r}: it takes instances or inputs.")
+        raise RequestError(
+            400, f"The body has {min(unknown)[:40]!r}: it takes instances or inputs."
+        )
     if ("instances" in body) == ("inputs" in body):
         raise RequestError(400, "The body has one of instances (a sample an entry) and inputs.")
     if body.get("signature_name", "serving_default") != "serving_default":

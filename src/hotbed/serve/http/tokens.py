@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import codecs
 import hmac
 from collections.abc import Sequence
 
 from hotbed.errors import InputError
 
 __all__ = ["is_known", "read_tokens"]
+
+MARK = codecs.BOM_UTF8.decode("latin-1")
+"""What some editors begin a file with."""
 
 
 def read_tokens(path: str) -> list[str]:
@@ -18,7 +22,7 @@ def read_tokens(path: str) -> list[str]:
         InputError: it has none.
     """
     with open(path, encoding="latin-1") as file:
-        lines = [line.strip() for line in file]
+        lines = [line.strip() for line in file.read().removeprefix(MARK).split("\n")]
     tokens = [line for line in lines if line and not line.startswith("#")]
     if not tokens:
         raise InputError(f"{path} has no token. Write one a line.")
