@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import resource
 import shutil
@@ -27,6 +28,8 @@ __all__ = ["address_of", "serve"]
 
 PROTOCOL = f"{Impatient.__module__}:{Impatient.__qualname__}"
 FACTORY = f"{from_environment.__module__}:{from_environment.__qualname__}"
+FIGURES = 8 << 20
+"""Bytes of files that a worker may need for its figures."""
 BACKLOG = 2048
 """Connections that may wait to be taken."""
 
@@ -66,7 +69,11 @@ def serve(
         if settings.workers > 1:
             folder = tempfile.mkdtemp(prefix="hotbed-metrics-")
             stack.callback(shutil.rmtree, folder, ignore_errors=True)
+            if shutil.disk_usage(folder).free < settings.workers * FIGURES:
+                # Files that are mapped end a process where there is no space for them.
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), folder)
             os.environ["PROMETHEUS_MULTIPROC_DIR"] = folder
+            stack.callback(os.environ.pop, "PROMETHEUS_MULTIPROC_DIR", None)
         stack.enter_context(settings.in_environment())
         _end_in_order(stack)
         if settings.follow is not None:
