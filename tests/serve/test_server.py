@@ -252,7 +252,7 @@ def test_workers_that_cannot_begin_are_tried_again(bundle: Path, tmp_path: Path)
     there, away = tmp_path / "bundle", tmp_path / "away"
     shutil.copytree(bundle, there)
     with served(there, "--workers", 2) as server:
-        soon(lambda: _alive(server) == 2)
+        soon(lambda: _figure(server, "hotbed_versions_total") == 2)  # both have begun
         there.rename(away)
         subprocess.run(["kill", "-9", str(server.workers()[0])], check=True)
         soon(lambda: any("cannot begin" in line for line in server.lines))
@@ -285,13 +285,13 @@ def test_killed_workers_have_nothing_waiting(bundle: Path) -> None:
             for _ in range(8):
                 pool.submit(_ask_until, ended, server, body)
             try:
-                soon(lambda: _waiting(server) >= samples)
+                soon(lambda: _figure(server, "hotbed_waiting_samples") >= samples)
                 for worker in server.workers():
                     subprocess.run(["kill", "-9", str(worker)], check=True)
             finally:
                 ended.set()
         soon(lambda: _alive(server) == 2)
-        assert _waiting(server) == 0
+        assert _figure(server, "hotbed_waiting_samples") == 0
 
 
 def _ask_until(ended: threading.Event, server: Running, body: bytes) -> None:
@@ -300,13 +300,13 @@ def _ask_until(ended: threading.Event, server: Running, body: bytes) -> None:
             server.ask("POST", PREDICT, body)
 
 
-def _waiting(server: Running) -> float:
+def _figure(server: Running, name: str) -> float:
     """Return what /metrics says; 0 where a worker was killed meanwhile."""
     try:
         _, figures = server.get("/metrics")
     except (OSError, http.client.HTTPException):
         return 0.0
-    return float(figures.split("\nhotbed_waiting_samples ")[1].split()[0])
+    return float(figures.split(f"\n{name} ")[1].split()[0])
 
 
 def _alive(server: Running) -> int:
@@ -340,6 +340,14 @@ def test_tls_and_tokens(bundle: Path, tmp_path: Path) -> None:
             urllib.request.urlopen(url, BODY, context=trusting, timeout=30)
         with error.value as refused:
             assert refused.code == 401
+
+
+def test_a_full_disk_for_figures(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(9, 9, 0))
+    done = CliRunner().invoke(
+        app, ["serve", str(bundle), "--workers", "2", "--bind", "127.0.0.1:0"]
+    )
+    assert done.exit_code == 2 and "No space left" in done.output
 
 
 def test_what_cannot_be_served_is_told_in_a_sentence(bundle: Path, tmp_path: Path) -> None:

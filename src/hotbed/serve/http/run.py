@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import os
 import resource
 import shutil
@@ -34,6 +35,8 @@ FACTORY = f"{from_environment.__module__}:{from_environment.__qualname__}"
 ROWS_FACTORY = f"{app.from_environment.__module__}:{app.from_environment.__qualname__}"
 FIGURES = "PROMETHEUS_MULTIPROC_DIR"
 """Where prometheus-client keeps what several processes count."""
+FIGURES_OF_ONE = 8 << 20
+"""Bytes of files that a worker may need for its figures."""
 BACKLOG = 2048
 """Connections that may wait to be taken."""
 
@@ -85,7 +88,7 @@ def serve(
             file = stack.enter_context(shards_here(settings))
             settings = dataclasses.replace(settings, shards=0, shards_file=file)
         if settings.workers > 1:
-            stack.enter_context(_figures_of_all())
+            stack.enter_context(_figures_of(settings.workers))
             # Of matrix products of top-k, which take all cores in each worker otherwise.
             os.environ.setdefault("OPENBLAS_NUM_THREADS", str(settings.threads))
         stack.enter_context(settings.in_environment())
@@ -114,14 +117,17 @@ def serve(
 
 
 @contextlib.contextmanager
-def _figures_of_all() -> Iterator[None]:
+def _figures_of(workers: int) -> Iterator[None]:
     """For a ``with`` statement: workers that begin share what they count."""
     folder = tempfile.mkdtemp(prefix="hotbed-metrics-")
-    os.environ[FIGURES] = folder
     try:
+        if shutil.disk_usage(folder).free < workers * FIGURES_OF_ONE:
+            # Files that are mapped end a process where there is no space for them.
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), folder)
+        os.environ[FIGURES] = folder
         yield
     finally:
-        del os.environ[FIGURES]
+        os.environ.pop(FIGURES, None)
         shutil.rmtree(folder, ignore_errors=True)
 
 
