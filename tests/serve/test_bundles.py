@@ -268,6 +268,23 @@ def test_names_may_be_the_same(tmp_path: Path) -> None:
         hb.export(alone, tmp_path / "c", sample=sample)
 
 
+class Doubled(nn.Module):
+    def __init__(self, names: list[str]) -> None:
+        super().__init__()
+        self.linear = hb.EmbeddingCollection([hb.Table(name, 4, 9) for name in names], seed=0)
+
+    def forward(self, batch: dict[str, Any]) -> Tensor:
+        found = self.linear({name: batch[name] for name in self.linear.features})
+        return sum(each * batch["add"] for each in found.values())
+
+
+def test_names_may_be_those_of_operations(tmp_path: Path) -> None:
+    names = ["mul", "mul_1", "linear", "view"]
+    model = Doubled(names)
+    sample = {name: ids(9) for name in names} | {"add": torch.rand(B, 1)}
+    check_answers(hb.export(model, tmp_path / "b", sample=sample), model, sample)
+
+
 def test_narrow_ids_that_the_dense_part_takes(tmp_path: Path) -> None:
     item = hb.Table("item", 16, combiner=None, padding_idx=-1)
     model = hb.models.DIN([item, "u"], features={"item": "item", "history": "item", "u": "u"})

@@ -5,6 +5,7 @@
     DIR/
         bundle.json              this, with the signature
         dense.onnx               the dense part
+        standalone.onnx          dense part and tables as one model, if it was asked for
         dense.pt2                the same as a program of torch.export, if it was asked for
         sample.json              a request and its answer
         tables/N.ids.npy         of a dynamic table: ids, rising
@@ -30,6 +31,7 @@ __all__ = [
     "MANIFEST",
     "PROGRAM",
     "SAMPLE",
+    "STANDALONE",
     "TABLES",
     "VERSION",
     "VERSIONS",
@@ -45,10 +47,11 @@ __all__ = [
 ]
 
 FORMAT, VERSION = "hotbed bundle", 1
-MANIFEST, DENSE, PROGRAM, SAMPLE, TABLES, VERSIONS = (
+MANIFEST, DENSE, PROGRAM, STANDALONE, SAMPLE, TABLES, VERSIONS = (
     "bundle.json",
     "dense.onnx",
     "dense.pt2",
+    "standalone.onnx",
     "sample.json",
     "tables",
     "versions",
@@ -57,7 +60,7 @@ MANIFEST, DENSE, PROGRAM, SAMPLE, TABLES, VERSIONS = (
 
 def is_of_a_bundle(name: str) -> bool:
     """Return True for files of a bundle, by their paths in it."""
-    return name in (MANIFEST, DENSE, PROGRAM, SAMPLE) or name.partition("/")[0] in (
+    return name in (MANIFEST, DENSE, PROGRAM, STANDALONE, SAMPLE) or name.partition("/")[0] in (
         TABLES,
         VERSIONS,
     )

@@ -54,7 +54,6 @@ from hotbed.serve.bundle import (
 )
 from hotbed.serve.dense import (
     Leaves,
-    OnnxModel,
     leaves_of,
     named_outputs,
     onnx_of,
@@ -63,9 +62,11 @@ from hotbed.serve.dense import (
 )
 from hotbed.serve.dense_weights import dense_of, shapes_of
 from hotbed.serve.lookups import Recorded, WithoutTables, recorded
+from hotbed.serve.onnx_nodes import OnnxModel
 from hotbed.serve.reading import BundleTable, MappedRows, vectors_of
 from hotbed.serve.row_formats import ROW_FORMATS
 from hotbed.serve.sessions import Session, session_of
+from hotbed.serve.standalone import write_standalone
 from hotbed.serve.table_files import DEFAULTS, write_table
 
 __all__ = ["export", "export_checkpoint", "files_in"]
@@ -87,6 +88,7 @@ def export(
     tables: Mapping[str, object] | None = None,
     default: str = "zeros",
     program: bool = False,
+    standalone: bool = False,
     step: int | None = None,
 ) -> Path:
     """Write a model as a bundle, which answers with onnxruntime and NumPy alone; see docs/serving.md.
@@ -101,6 +103,8 @@ def export(
         tables: ids of dynamic tables by their names in the model's state_dict, whose rows alone are written.
         default: the vector of an id without row: "zeros", or the "mean" of the table's rows.
         program: whether the dense part is written as a `torch.export` program, too. It is a pickle.
+        standalone: whether dense part and tables are written as one ONNX model, too, which onnxruntime serves
+            alone.
         step: of the training, for answers to tell.
 
     Returns:
@@ -122,6 +126,7 @@ def export(
         tables=tables,
         default=default,
         program=program,
+        standalone=standalone,
         step=step,
         checkpoint=None,
     )
@@ -136,6 +141,7 @@ def export_checkpoint(
     tables: Mapping[str, object] | None = None,
     default: str = "zeros",
     program: bool = False,
+    standalone: bool = False,
     step: int | None,
     checkpoint: str | None,
 ) -> Path:
@@ -176,11 +182,16 @@ def export_checkpoint(
         taken = [each.name for each in traced.onnx.graph.input]
         inputs = inputs_of(traced.leaves.named, lookups, taken)
         _write_sample(folder, traced, inputs, lookups, entries)
+        version = f"{'' if step is None else f'{step}-'}{new_uid()[:8]}"
+        if standalone:
+            leaves = traced.leaves.named
+            ragged = {each["name"] for each in inputs if isinstance(leaves[each["name"]], Jagged)}
+            write_standalone(folder, traced.onnx, inputs, lookups, entries, ragged, version)
         about: dict[str, object] = {
             "format": FORMAT,
             "version": VERSION,
             "model": description_of(model),
-            "model_version": f"{'' if step is None else f'{step}-'}{new_uid()[:8]}",
+            "model_version": version,
             "inputs": inputs,
             "lookups": lookups,
             "outputs": outputs_of(named_outputs(traced.found.outputs)),

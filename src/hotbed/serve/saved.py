@@ -27,6 +27,7 @@ def export_saved(
     rows: str = "float32",
     default: str = "zeros",
     storage: Storage | None = None,
+    standalone: bool = False,
 ) -> int:
     """Write a saved model as a bundle. Returns its bytes.
 
@@ -59,6 +60,7 @@ def export_saved(
             sample=sample,
             rows=rows,
             default=default,
+            standalone=standalone,
             step=manifest["step"],
             checkpoint=manifest.get("uid"),
         )
