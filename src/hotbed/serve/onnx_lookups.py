@@ -125,7 +125,6 @@ def lookup_of(nodes: Nodes, lookup: LookupEntry, table: MappedRows, asked: Asked
     Padding has no row: zeros without combiner, and nothing in a bag.
     """
     ids, dim, combiner = asked.ids, table.about["dim"], lookup["combiner"]
-    zero = nodes.number(0.0)
     padding = is_none = None
     if lookup["padding_idx"] is not None:
         padding = nodes.number(lookup["padding_idx"], np.int64)
@@ -137,9 +136,9 @@ def lookup_of(nodes: Nodes, lookup: LookupEntry, table: MappedRows, asked: Asked
         if is_none is not None:
             rows = nodes.add("Where", is_none, nodes.number(-np.inf), rows)
         found = asked.largest(rows, dim)
-        return nodes.add("Where", nodes.add("IsInf", found), zero, found)
+        return nodes.add("Where", nodes.add("IsInf", found), nodes.number(0.0), found)
     if is_none is not None:
-        rows = nodes.add("Where", is_none, zero, rows)
+        rows = nodes.add("Where", is_none, nodes.number(0.0), rows)
     if combiner == "none":
         return asked.in_shape(rows, dim)
     found = asked.sums(rows, dim)
