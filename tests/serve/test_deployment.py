@@ -199,3 +199,37 @@ def test_it_is_told_what_each_file_is_for() -> None:
     for path in EXAMPLES.iterdir():
         name = f"{path.name}/" if path.is_dir() else path.name
         assert path.name.startswith(("README", "__")) or f"`{name}`" in text, name
+
+
+def answers_of_the_demo(tmp_path: Path, **programs: str) -> subprocess.CompletedProcess[str]:
+    """Run the end of `make demo` with programs of the demo's environment, as shell scripts."""
+    for name, does in programs.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{does}\n")
+        (tmp_path / name).chmod(0o755)
+    return subprocess.run(
+        ["sh", "tools/demo_answers.sh", str(tmp_path), "run", "log", str(tmp_path / "bundle")],
+        cwd=EXAMPLES.parents[1],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+@pytest.mark.process
+def test_the_demo_ends_with_answers_where_it_can(tmp_path: Path) -> None:
+    done = answers_of_the_demo(tmp_path, python="exit 1")
+    assert done.returncode == 0 and "hotbed[export,serve]" in done.stdout
+    done = answers_of_the_demo(
+        tmp_path, python="exit 0", hotbed="test $1 = export || { echo 'No rows' >&2; exit 1; }"
+    )
+    assert done.returncode == 1 and done.stderr == "No rows\n"
+    serves = (
+        f'test $1 = export || {{ echo "b answers at http://x" >&2; echo $$ >{tmp_path}/pid; '
+        "exec sleep 60; }"
+    )
+    done = answers_of_the_demo(
+        tmp_path, python='test "$1" = -c || echo "$2 answered"', hotbed=serves
+    )
+    assert done.returncode == 0 and "http://x answered" in done.stdout
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((tmp_path / "pid").read_text()), 0)
