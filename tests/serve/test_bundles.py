@@ -204,6 +204,15 @@ def test_rows_in_few_bits(rows: str, step: float, size: int, tmp_path: Path) -> 
     assert sum(bytes_of) == 200 * size
 
 
+@pytest.mark.parametrize("rows", ["float32", "float16", "int8", "int4"])
+def test_none_of_the_ids_has_a_row(rows: str, tmp_path: Path) -> None:
+    model = Mixed([hb.Table("a", 5)])
+    sample = {"a": ids(9), "x": torch.rand(B, 2)}
+    model(sample)
+    path = hb.export(model, tmp_path / "b", sample=sample, rows=rows)
+    assert Bundle(path).tables["vectors.a"].rows(np.array([10, 11])).tolist() == [[0.0] * 5] * 2
+
+
 def test_ids_without_a_row(tmp_path: Path) -> None:
     model = Mixed([hb.Table("a", 4)])
     model.vectors.assign("a", [3, 5], torch.tensor([[1.0] * 4, [3.0] * 4]))
