@@ -93,7 +93,7 @@ DEMO := $(BIN)/hotbed train --model dlrm --data $(DEMO_LOG) --dim 16 --optimizer
   --batch-size 512 --test-fraction 0.1 --seed 0 --host $(DEMO_HOST) --ssd build/demo/rows --reset-ssd \
   --checkpoint build/demo/run --every 100 --background --resume
 
-# Killed after its second checkpoint, and gone on with.
+# Killed after its second checkpoint, and gone on with; then exported, served and asked.
 demo: $(DEMO_LOG)
 	@rm -rf build/demo/run
 	@echo "Training, with a checkpoint every 100 steps, until kill -9 half way ..."
@@ -103,6 +103,7 @@ demo: $(DEMO_LOG)
 	  kill -9 $$run 2>/dev/null; wait $$run 2>/dev/null; printf '\033[?25h\n'
 	@echo "Killed. The same command again goes on from the checkpoint of step 200:"
 	@$(DEMO)
+	@sh tools/demo_answers.sh $(BIN) build/demo/run $(DEMO_LOG) build/demo/bundle
 
 # What a newcomer does after it: changes an example, trains on a file of their own, predicts.
 newcomer: demo

@@ -36,7 +36,8 @@ class Table:
     def decoded(self, at):
         stored, dim = self.stored[at], self.about["dim"]
         if self.about["stored_as"] == "int4":
-            stored = np.stack([stored & 15, stored >> 4], 2).reshape(len(at), -1)[:, :dim]
+            both = np.stack([stored & 15, stored >> 4], 2)
+            stored = both.reshape(len(at), 2 * stored.shape[1])[:, :dim]
         rows = stored.astype(np.float32)
         if self.scales is not None:
             scale, offset = self.scales[at].astype(np.float32).T
@@ -83,7 +84,7 @@ class Bundle:
             ids = np.asarray(asked, np.int64)
             rows = table.rows(np.where(ids == padding, 0, ids).ravel())
             rows[(ids == padding).ravel()] = 0
-            return rows.reshape(*ids.shape, -1)
+            return rows.reshape(*ids.shape, rows.shape[1])
         bags = [np.atleast_1d(np.asarray(ids, np.int64)) for ids in asked]
         bags = [ids[ids != padding] for ids in bags]
         lengths = np.array([len(ids) for ids in bags])

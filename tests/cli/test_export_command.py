@@ -47,8 +47,9 @@ def test_a_model_of_click_logs(tmp_path: Path) -> None:
     batch = next(iter(CriteoLog([str(log)], 50)))  # of the samples that were trained on
     expected = hb.checkpoint.load_model(model)(batch).detach().numpy()
     np.testing.assert_allclose(answers(out, dict(batch)), expected, atol=1e-5)
-    again = run("export", model, out, "--data", log, "--rows", "int8", "--default", "mean")
-    assert again.exit_code == 0
+    options = ("--rows", "int8", "--default", "mean", "--standalone")
+    again = run("export", model, out, "--data", log, *options)
+    assert again.exit_code == 0 and (out / "standalone.onnx").is_file()
     assert np.abs(answers(out, dict(batch)) - expected).max() < 0.1
     ssd = ("--host", "24MB", "--ssd", tmp_path / "rows")
     for _ in range(2):  # what the first has left may go

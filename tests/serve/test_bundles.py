@@ -204,6 +204,15 @@ def test_rows_in_few_bits(rows: str, step: float, size: int, tmp_path: Path) -> 
     assert sum(bytes_of) == 200 * size
 
 
+@pytest.mark.parametrize("rows", ["float32", "float16", "int8", "int4"])
+def test_none_of_the_ids_has_a_row(rows: str, tmp_path: Path) -> None:
+    model = Mixed([hb.Table("a", 5)])
+    sample = {"a": ids(9), "x": torch.rand(B, 2)}
+    model(sample)
+    path = hb.export(model, tmp_path / "b", sample=sample, rows=rows)
+    assert Bundle(path).tables["vectors.a"].rows(np.array([10, 11])).tolist() == [[0.0] * 5] * 2
+
+
 def test_ids_without_a_row(tmp_path: Path) -> None:
     model = Mixed([hb.Table("a", 4)])
     model.vectors.assign("a", [3, 5], torch.tensor([[1.0] * 4, [3.0] * 4]))
@@ -266,6 +275,23 @@ def test_names_may_be_the_same(tmp_path: Path) -> None:
     alone = hb.EmbeddingCollection([hb.Table("user", 4, 20)], seed=0)
     with pytest.raises(ExportError, match="'user' is asked with and answered"):
         hb.export(alone, tmp_path / "c", sample=sample)
+
+
+class Doubled(nn.Module):
+    def __init__(self, names: list[str]) -> None:
+        super().__init__()
+        self.linear = hb.EmbeddingCollection([hb.Table(name, 4, 9) for name in names], seed=0)
+
+    def forward(self, batch: dict[str, Any]) -> Tensor:
+        found = self.linear({name: batch[name] for name in self.linear.features})
+        return sum(each * batch["add"] for each in found.values())
+
+
+def test_names_may_be_those_of_operations(tmp_path: Path) -> None:
+    names = ["mul", "mul_1", "linear", "view"]
+    model = Doubled(names)
+    sample = {name: ids(9) for name in names} | {"add": torch.rand(B, 1)}
+    check_answers(hb.export(model, tmp_path / "b", sample=sample), model, sample)
 
 
 def test_narrow_ids_that_the_dense_part_takes(tmp_path: Path) -> None:

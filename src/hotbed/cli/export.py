@@ -35,6 +35,13 @@ def export(
             metavar="zeros|mean", help="The vector of an id without row: zeros, or the rows' mean."
         ),
     ] = "zeros",
+    standalone: Annotated[
+        bool,
+        typer.Option(
+            "--standalone",
+            help="Write one ONNX model with the tables inside, too: standalone.onnx.",
+        ),
+    ] = False,
     host: Host = None,
     ssd: Ssd = None,
     reset_ssd: ResetSsd = False,
@@ -71,7 +78,7 @@ def export(
         refuse_clashes(reads=[Named("--data", path) for path in data], writes=[], folders=folders)
         storage = storage_of(host, ssd, reset_ssd, saved_in=[folder])
         with console.status("Exporting ..."):
-            size = export_saved(folder, out, data, rows, default, storage)
+            size = export_saved(folder, out, data, rows, default, storage, standalone)
         if ssd is not None:
             with contextlib.suppress(OSError):
                 write_note(ssd, may_go=True)  # the rows are in `folder`

@@ -5,6 +5,7 @@
     DIR/
         bundle.json              this, with the signature
         dense.onnx               the dense part
+        standalone.onnx          dense part and tables as one model, if it was asked for
         dense.pt2                the same as a program of torch.export, if it was asked for
         sample.json              a request and its answer
         tables/N.ids.npy         of a dynamic table: ids, rising
@@ -36,6 +37,7 @@ __all__ = [
     "MANIFEST",
     "PROGRAM",
     "SAMPLE",
+    "STANDALONE",
     "TABLES",
     "TOPK",
     "USER",
@@ -55,10 +57,11 @@ __all__ = [
 ]
 
 FORMAT, VERSION = "hotbed bundle", 1
-MANIFEST, DENSE, PROGRAM, SAMPLE, TABLES, VERSIONS = (
+MANIFEST, DENSE, PROGRAM, STANDALONE, SAMPLE, TABLES, VERSIONS = (
     "bundle.json",
     "dense.onnx",
     "dense.pt2",
+    "standalone.onnx",
     "sample.json",
     "tables",
     "versions",
@@ -72,7 +75,7 @@ USER_VECTOR = "topk/user"
 
 def is_of_a_bundle(name: str) -> bool:
     """Return True for files of a bundle, by their paths in it."""
-    return name in (MANIFEST, DENSE, PROGRAM, SAMPLE) or name.partition("/")[0] in (
+    return name in (MANIFEST, DENSE, PROGRAM, STANDALONE, SAMPLE) or name.partition("/")[0] in (
         TABLES,
         VERSIONS,
         TOPK,

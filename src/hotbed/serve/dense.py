@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import logging
 import warnings
-from collections.abc import Iterator, Mapping, MutableSequence, Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -19,10 +19,10 @@ from torch.utils import _pytree as pytree
 from hotbed.jagged import Jagged
 from hotbed.serve.bundle import ExportError
 from hotbed.serve.lookups import Lookup, WithoutTables
+from hotbed.serve.onnx_nodes import OnnxGraph, OnnxModel, OnnxNode, rename
 
 __all__ = [
     "Leaves",
-    "OnnxModel",
     "Program",
     "leaves_of",
     "named_outputs",
@@ -32,40 +32,8 @@ __all__ = [
 ]
 
 
-class _Named(Protocol):
-    name: str
-
-
-class _Attribute(Protocol):
-    name: str
-    i: int
-
-
-class _Node(Protocol):
-    op_type: str
-    input: MutableSequence[str]
-    output: Sequence[str]
-    attribute: Sequence[_Attribute]
-
-
-class _Graph(Protocol):
-    input: list[_Named]
-    initializer: Sequence[_Named]
-    node: Sequence[_Node]
-
-
-class _Opset(Protocol):
-    domain: str
-    version: int
-
-
-class OnnxModel(Protocol):
-    """An ``onnx.ModelProto``."""
-
-    graph: _Graph
-    opset_import: Sequence[_Opset]
-
-    def SerializeToString(self) -> bytes: ...
+_GIVEN, _ANSWERED = "hotbed-given/", "hotbed-answered/"
+"""Before names of inputs and outputs, while torch gives names to other values."""
 
 
 class Leaves(NamedTuple):
@@ -195,8 +163,8 @@ def onnx_of(program: Program, outputs: Sequence[str]) -> OnnxModel:
                 program.exported,
                 dynamo=True,
                 verbose=False,
-                input_names=program.inputs,
-                output_names=[*outputs],
+                input_names=[f"{_GIVEN}{name}" for name in program.inputs],
+                output_names=[f"{_ANSWERED}{name}" for name in outputs],
                 optimize=False,  # that makes one of equal weights, and constants of others
             )
     except torch.onnx.errors.OnnxExporterError as error:
@@ -204,6 +172,7 @@ def onnx_of(program: Program, outputs: Sequence[str]) -> OnnxModel:
     assert made is not None
     model: OnnxModel = made.model_proto
     graph = model.graph
+    _name(graph, {*program.inputs, *outputs})
     _size_by_what_is_used(graph, program.by_sample)
     used = {name for node in graph.node for name in node.input}
     unused = [given for given in graph.input if given.name not in used]
@@ -222,7 +191,19 @@ def onnx_of(program: Program, outputs: Sequence[str]) -> OnnxModel:
     return model
 
 
-def _size_by_what_is_used(graph: _Graph, by_sample: Sequence[str]) -> None:
+def _name(graph: OnnxGraph, taken: Collection[str]) -> None:
+    """Give inputs and outputs their names, which are `taken`, also where torch has given one to others."""
+
+    def renamed(name: str) -> str:
+        for prefix in (_GIVEN, _ANSWERED):
+            if name.startswith(prefix):
+                return name.removeprefix(prefix)
+        return f"{name}/inner" if name in taken else name
+
+    rename(graph, renamed)
+
+
+def _size_by_what_is_used(graph: OnnxGraph, by_sample: Sequence[str]) -> None:
     """Have the number of samples read from an input that something else uses, too: ids are not asked for
     only to be counted."""
     counts = [node for node in graph.node if node.op_type == "Shape" and _is_first(node)]
@@ -232,7 +213,7 @@ def _size_by_what_is_used(graph: _Graph, by_sample: Sequence[str]) -> None:
             node.input[:] = [used[0] if name in by_sample else name for name in node.input]
 
 
-def _is_first(node: _Node) -> bool:
+def _is_first(node: OnnxNode) -> bool:
     """Return whether a node ``Shape`` gives the first dimension alone."""
     return {each.name: each.i for each in node.attribute} == {"start": 0, "end": 1}
 

@@ -54,7 +54,6 @@ from hotbed.serve.bundle import (
 )
 from hotbed.serve.dense import (
     Leaves,
-    OnnxModel,
     leaves_of,
     named_outputs,
     onnx_of,
@@ -64,9 +63,11 @@ from hotbed.serve.dense import (
 from hotbed.serve.dense_weights import dense_of, shapes_of
 from hotbed.serve.item_vectors import Items, towers_of, write_items
 from hotbed.serve.lookups import Recorded, WithoutTables, recorded
+from hotbed.serve.onnx_nodes import OnnxModel
 from hotbed.serve.reading import BundleTable, MappedRows, vectors_of
 from hotbed.serve.row_formats import ROW_FORMATS
 from hotbed.serve.sessions import Session, session_of
+from hotbed.serve.standalone import write_standalone
 from hotbed.serve.table_files import DEFAULTS, write_table
 
 __all__ = ["Origin", "export", "export_checkpoint", "files_in"]
@@ -98,6 +99,7 @@ def export(
     tables: Mapping[str, object] | None = None,
     default: str = "zeros",
     program: bool = False,
+    standalone: bool = False,
     step: int | None = None,
     items: Items | None = None,
 ) -> Path:
@@ -113,6 +115,8 @@ def export(
         tables: ids of dynamic tables by their names in the model's state_dict, whose rows alone are written.
         default: the vector of an id without row: "zeros", or the "mean" of the table's rows.
         program: whether the dense part is written as a `torch.export` program, too. It is a pickle.
+        standalone: whether dense part and tables are written as one ONNX model, too, which onnxruntime serves
+            alone.
         step: of the training, for answers to tell.
         items: of a `hotbed.models.TwoTower`, batches with the item's features, of all items that top-k
             answers. None: the rows of the item's table are the items, if its id is all that an item has;
@@ -139,6 +143,7 @@ def export(
         program=program,
         origin=Origin(step),
         items=items,
+        standalone=standalone,
     )
 
 
@@ -151,6 +156,7 @@ def export_checkpoint(
     tables: Mapping[str, object] | None = None,
     default: str = "zeros",
     program: bool = False,
+    standalone: bool = False,
     origin: Origin,
     items: Items | None = None,
 ) -> Path:
@@ -179,11 +185,16 @@ def export_checkpoint(
         read = {stem: BundleTable([MappedRows(folder, about)]) for stem, about in entries.items()}
         _write_sample(folder, traced, inputs, lookups, read)
         topk = None if towers is None else write_items(folder, towers, read)
+        version = f"{'' if origin.step is None else f'{origin.step}-'}{new_uid()[:8]}"
+        if standalone:
+            leaves = traced.leaves.named
+            ragged = {each["name"] for each in inputs if isinstance(leaves[each["name"]], Jagged)}
+            write_standalone(folder, traced.onnx, inputs, lookups, entries, ragged, version)
         about: dict[str, object] = {
             "format": FORMAT,
             "version": VERSION,
             "model": description_of(model),
-            "model_version": f"{'' if origin.step is None else f'{origin.step}-'}{new_uid()[:8]}",
+            "model_version": version,
             "inputs": inputs,
             "lookups": lookups,
             "outputs": outputs_of(named_outputs(traced.found.outputs)),

@@ -58,6 +58,11 @@ class MappedRows:
         self.ids = None if about["static"] else self._mapped("ids", np.int64, (count,))
         """(rows,) int64, rising, of a dynamic table."""
 
+    def arrays(self) -> dict[str, NDArray[np.generic]]:
+        """Return the arrays that there are, by the names of their files: rows, default, scales and ids."""
+        found = {"rows": self.rows, "default": self.default, "scales": self.scales, "ids": self.ids}
+        return {part: each for part, each in found.items() if each is not None}
+
     def _mapped(self, part: str, dtype: DTypeLike, shape: tuple[int, ...]) -> NDArray[np.generic]:
         name = f"{self.about['files']}.{part}.npy"
         path = os.path.join(self._folder, name)

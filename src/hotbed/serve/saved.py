@@ -27,6 +27,7 @@ def export_saved(
     rows: str = "float32",
     default: str = "zeros",
     storage: Storage | None = None,
+    standalone: bool = False,
 ) -> int:
     """Write a saved model as a bundle. Returns its bytes.
 
@@ -64,5 +65,6 @@ def export_saved(
                 manifest.get("uid"),
                 CRITEO if isinstance(reader, CriteoLog) else None,
             ),
+            standalone=standalone,
         )
     return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
