@@ -7,7 +7,7 @@ import signal
 import time
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -231,6 +231,38 @@ def different_loops(rank: int, world: int, trainers: int, folder: str) -> None:
 @pytest.mark.parametrize(("trainers", "hosts"), [(2, 1), (1, 2), (2, 2)])
 def test_loops_may_differ(trainers: int, hosts: int, tmp_path: Path) -> None:
     run(trainers + hosts, different_loops, trainers, str(tmp_path), seconds=60)
+
+
+def never_looked_up(rank: int, world: int, trainers: int, folder: str) -> None:
+    """A loop that trains on other ids than it has read, and passes over the rest."""
+    model = distributed(rank, world, trainers, folder, "rows", budget="4MB")
+    optimizer = hb.optim.Adagrad(model.parameters(), lr=0.05)
+    if rank >= trainers:
+        most, prefetcher = [0], cast(Any, model.embeddings.prefetcher)
+        drop = prefetcher._drop
+
+        def counting(told: Any) -> None:
+            drop(told)
+            most.append(len(prefetcher._pending.batches))
+
+        prefetcher._drop = counting
+        hb.dist.serve_rows(model, optimizer)
+        assert 0 < max(most) < 8
+        return
+    other = batch_of(rank, 99, SAMPLES)
+    for number, batch in enumerate(hb.lookahead(batches_of(rank, 40), model, 2, horizon=4)):
+        if number < 20:
+            step(model, optimizer, other)
+        elif number > 37:
+            step(model, optimizer, batch)
+    hb.dist.release_hosts(model)
+
+
+@pytest.mark.parametrize(("trainers", "hosts"), [(1, 1), (2, 1)])
+def test_hosts_let_go_of_batches_that_nobody_looks_up(
+    trainers: int, hosts: int, tmp_path: Path
+) -> None:
+    run(trainers + hosts, never_looked_up, trainers, str(tmp_path), seconds=40)
 
 
 def one_looks_ahead(rank: int, world: int, folder: str) -> None:

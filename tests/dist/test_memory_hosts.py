@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from pathlib import Path
 from typing import Any
@@ -228,6 +229,30 @@ def whole_models(rank: int, world: int, trainers: int) -> None:
 @pytest.mark.parametrize(("trainers", "hosts"), WORLDS)
 def test_a_model_with_dense_layers(trainers: int, hosts: int) -> None:
     run(trainers + hosts, whole_models, trainers)
+
+
+def one_model_after_another(rank: int, world: int) -> None:
+    """Groups of the ranks that train are made where earlier ones have ended, on one of them later."""
+    kept = []
+    for number in range(3):
+        model = made(1)
+        hb.distribute(model, memory_host=rank == 2, timeout=10)
+        if rank == 2:
+            hb.dist.serve_rows(model)
+        else:
+            even = hb.dist.even([1, 2])
+            assert [*even] == [1, 2]
+            if rank and not number:
+                kept.append((model, even))
+            del even
+            hb.dist.release_hosts(model)
+        del model
+        gc.collect()
+
+
+@pytest.mark.process
+def test_models_come_and_go() -> None:
+    run(3, one_model_after_another, seconds=40)
 
 
 def uneven(rank: int, world: int, trainers: int, dense: bool) -> None:

@@ -149,6 +149,7 @@ class PrefetchOnHost(PrefetchOnRanks):
         self._pending = _Pending()
         self._host_window: _HostWindow | None = None
         self._is_over = False  # the others' loop has no more batches
+        self._spent = self._spent_before = 0  # what the others have told last, and before that
         self._follows = False
 
     def begin(self) -> None:
@@ -222,15 +223,20 @@ class PrefetchOnHost(PrefetchOnRanks):
 
     def _drop(self, told: Sequence[Told]) -> None:
         """Take back what is announced of batches that a rank will not look up. Their ids stay until the next
-        lookup: a rank may have closed its window in the middle of one."""
+        lookup, or until a rank has taken another batch: it may have closed its window in the middle of a
+        lookup."""
         spent = max(one.spent for one in told)
+        if spent > self._spent:
+            self._spent_before, self._spent = self._spent, spent
         if self._is_over or any(one.is_closed for one in told):
             spent = self.rounds.count
         self._is_over = any(one.is_end for one in told)
-        for number, batch in self._pending.batches.items():
+        for number, batch in [*self._pending.batches.items()]:
             if number <= spent and not batch.is_dead:
                 batch.is_dead = True
                 batch.withdraw()
+            if number <= self._spent_before:
+                del self._pending.batches[number]
 
     def _sent(self, digest: int) -> ServedLookup | None:
         """Take part in sending the ids of a batch; None: the others want different things."""

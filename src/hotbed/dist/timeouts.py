@@ -85,8 +85,9 @@ class WaitReports:
         return f"R{'; '.join(texts)[1:]}."
 
 
-def meet(called: str, seconds: float, ranks: Sequence[int] | None = None) -> None:
-    """Waits until all processes of the default group have called this as often.
+def meet(called: str, seconds: float, ranks: Sequence[int] | None = None) -> int:
+    """Waits until all processes of the default group have called this as often. Returns how often these have
+    met.
 
     Args:
         called: what the user has called.
@@ -108,7 +109,7 @@ def meet(called: str, seconds: float, ranks: Sequence[int] | None = None) -> Non
     everybody = range(torch_dist.get_world_size()) if ranks is None else ranks
     missing = _await(store, everybody, seconds)
     if not missing:
-        return
+        return number
     late = f"rank{'s' * (len(missing) > 1)} {', '.join(map(str, missing))}"
     text = (
         f"{late} did not call {called} in {seconds:g} s, where the others wait. All ranks call it, in the "

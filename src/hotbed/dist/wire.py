@@ -8,12 +8,13 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import torch
 import torch.distributed as torch_dist
 from torch import Tensor
+from torch.distributed import distributed_c10d
 
 from hotbed import _core
 from hotbed.dist.errors import PeerError
@@ -166,11 +167,12 @@ def group_of(
         _end(_unended.pop())
     if ranks is not None and len(ranks) == torch_dist.get_world_size():
         ranks = None
-    meet(called, seconds, ranks)
+    number = meet(called, seconds, ranks)
     try:
-        group: torch_dist.ProcessGroup = torch_dist.new_group(
-            ranks, use_local_synchronization=ranks is not None, **options
-        )
+        with _naming_groups_of_some(f"hotbed/{number}"):
+            group: torch_dist.ProcessGroup = torch_dist.new_group(
+                ranks, use_local_synchronization=ranks is not None, **options
+            )
     except RuntimeError as error:
         raise PeerError(
             f"{called} could not connect the ranks; did one of them end meanwhile? torch says: {error}"
@@ -178,6 +180,22 @@ def group_of(
     # Not the group itself: its connections end with the last who has it.
     weakref.finalize(owner, _end_in, os.getpid(), weakref.ref(group)).atexit = False
     return group
+
+
+@contextlib.contextmanager
+def _naming_groups_of_some(name: str) -> Iterator[None]:
+    """For a ``with`` statement: torch gives a group of some ranks this name. Its own is made of their numbers
+    and of how many groups there are, so it differs where one rank has let go of a group before the others.
+    Where all have, it is that of the earlier group, whose addresses are in the store yet."""
+    made_of = vars(distributed_c10d).get("_hash_ranks_to_str")
+    if made_of is None:  # another torch
+        yield
+        return
+    vars(distributed_c10d)["_hash_ranks_to_str"] = lambda ranks: name
+    try:
+        yield
+    finally:
+        vars(distributed_c10d)["_hash_ranks_to_str"] = made_of
 
 
 _unended: list[torch_dist.ProcessGroup] = []
