@@ -7,6 +7,7 @@ and, of a table with ``untouched="exact"``, ``T/steps`` (n,): the step up to whi
 from __future__ import annotations
 
 import collections
+import contextlib
 import functools
 import itertools
 import os
@@ -202,7 +203,7 @@ def read_rows(
         memory = [torch.empty(most, dtype=torch.uint8, device="cpu") for _ in memory]
     begun = zip(paths, wanted, itertools.cycle(memory), strict=False)
     read = functools.partial(_read, stems, any_wanted)
-    with ThreadPoolExecutor(_READERS) as pool:
+    with _readers() as pool:
         under_way = collections.deque(
             pool.submit(read, *each) for each in itertools.islice(begun, _READERS)
         )
@@ -212,6 +213,17 @@ def read_rows(
             for stem in file["rows"]:
                 if stem in stems:
                     yield path, rows_in(path, manifest, file, stem, tensors)
+
+
+@contextlib.contextmanager
+def _readers() -> Iterator[ThreadPoolExecutor]:
+    """For a ``with`` statement: threads that read. At its end none is waited for: an iterator that is dropped
+    ends where the garbage collector meets it, in a thread that may hold what threads need to end."""
+    pool = ThreadPoolExecutor(_READERS)
+    try:
+        yield pool
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
 
 
 def _read(
