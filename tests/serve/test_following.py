@@ -314,7 +314,7 @@ ACTIONS = st.one_of(
 )
 
 
-@settings(max_examples=examples(6), deadline=None)
+@settings(max_examples=examples(4), deadline=None)
 @given(
     actions=st.lists(ACTIONS, min_size=3, max_size=25),
     rows=st.sampled_from(["float32", "int8"]),

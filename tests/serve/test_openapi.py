@@ -77,7 +77,7 @@ def test_requests_are_answered_as_the_page_says(page: Any, mode: GenerationMode)
             continue  # it takes nothing that can be wrong
 
         @settings(
-            max_examples=examples(50 if asks else 4),
+            max_examples=examples(20 if asks else 4),
             deadline=None,
             suppress_health_check=[*HealthCheck],
         )

@@ -37,7 +37,7 @@ from hotbed.serve.shards.splits import Splits
 from hotbed.serve.versions import current, open_layers
 
 PREDICT = "/v1/models/bundle:predict"
-KILLS = examples(3, 50)
+KILLS = examples(2, 50)
 
 
 class Summing(torch.nn.Module):
