@@ -197,7 +197,7 @@ docs: $(VENV)/stamp-docs
 peers: $(VENV)/stamp-hotbed
 	@echo "Installing $(PEERS) $(SSD_PEERS) ..."
 	@$(PIP) --no-deps $(PEERS)
-	@$(PIP) $(TORCHREC_NEEDS) $(SSD_PEERS) matplotlib pandas
+	@$(PIP) $(TORCHREC_NEEDS) $(SSD_PEERS) matplotlib pandas fastapi
 
 SCENARIO ?= step
 bench: $(VENV)/stamp-hotbed
