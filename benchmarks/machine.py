@@ -90,6 +90,10 @@ class OtherWork:
     two cores is worth little when this share is more than a few percent.
     """
 
+    def __init__(self, beside: int | None = None) -> None:
+        """`beside`: a process that does part of the work, with those that it has begun."""
+        self._beside = beside
+
     share = 0.0
     seconds = (0.0, 0.0, 0.0)
     """The machine's cores busy with processes, the machine's cores in all, this process."""
@@ -107,8 +111,7 @@ class OtherWork:
         )
         self.share = max(0.0, busy - own) / total if total > 0 else 0.0
 
-    @staticmethod
-    def _now() -> tuple[float, float, float]:
+    def _now(self) -> tuple[float, float, float]:
         """Seconds: the machine's cores busy with processes, the machine's cores in all, this process."""
         tick = os.sysconf("SC_CLK_TCK")
         fields = [int(x) for x in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
@@ -118,7 +121,18 @@ class OtherWork:
         for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN):
             usage = resource.getrusage(who)
             own += usage.ru_utime + usage.ru_stime
+        for process in [] if self._beside is None else family_of(self._beside):
+            own += _ticks_of(Path(f"/proc/{process}/stat")) / tick
         return total - of_nobody, total, own
+
+
+def family_of(process: int) -> list[int]:
+    """Return a process and those that it has begun."""
+    found = [process]
+    for pid in found:
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            found += [int(child) for child in (thread / "children").read_text().split()]
+    return found
 
 
 def _of_kernel_threads() -> int:
@@ -126,10 +140,19 @@ def _of_kernel_threads() -> int:
     ticks = 0
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):  # it has ended
-            fields = stat.read_text().rsplit(")", 1)[1].split()
-            if int(fields[6]) & _KERNEL_THREAD:
-                ticks += int(fields[11]) + int(fields[12])
+            ticks += _ticks_of(stat) if int(_fields_of(stat)[6]) & _KERNEL_THREAD else 0
     return ticks
+
+
+def _fields_of(stat: Path) -> list[str]:
+    """Return what /proc says of a process, behind its name."""
+    return stat.read_text().rsplit(")", 1)[1].split()
+
+
+def _ticks_of(stat: Path) -> int:
+    """Return for how many ticks a process has run."""
+    fields = _fields_of(stat)
+    return int(fields[11]) + int(fields[12])
 
 
 def available_bytes() -> int:

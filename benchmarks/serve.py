@@ -17,7 +17,7 @@ import hotbed as hb
 from benchmarks.machine import OtherWork
 from benchmarks.measure import Timing
 from benchmarks.report import Report
-from benchmarks.servers import ask, free_port, hotbed_serves, running
+from benchmarks.servers import Served, ask, free_port, hotbed_serves, running
 from benchmarks.serving_client import Asked, Told
 
 TABLES, DIM = 26, 16
@@ -45,11 +45,11 @@ def run(*, quick: bool, progress: Callable[[str], None]) -> Report:
         for number in range(1, 2 if quick else ROUNDS + 1):
             for name, server in (("hotbed", _hotbed), ("torch", _torch)):
                 progress(f"round {number} of {ROUNDS}: {name}")
-                with server(folder, rows) as (port, path):
+                with server(folder, rows) as (served, path):
                     for what in ("one", "many"):
-                        asked = _asked(what, port, path, bodies[name, what], seconds)
+                        asked = _asked(what, served.port, path, bodies[name, what], seconds)
                         ask({**asked, "seconds": 1.0})
-                        with OtherWork() as other:
+                        with OtherWork(served.process) as other:
                             found = ask(asked)
                         told.setdefault((name, what), []).append(found)
                         noise[name, what] = max(noise.get((name, what), 0.0), other.share)
@@ -106,19 +106,21 @@ def _asked(what: str, port: int, path: str, bodies: list[str], seconds: float) -
 
 
 @contextlib.contextmanager
-def _hotbed(folder: Path, rows: int) -> Iterator[tuple[int, str]]:
+def _hotbed(folder: Path, rows: int) -> Iterator[tuple[Served, str]]:
     with hotbed_serves(folder / "bundle") as server:
-        yield server.port, "/v1/models/bundle:predict"
+        yield server, "/v1/models/bundle:predict"
 
 
 @contextlib.contextmanager
-def _torch(folder: Path, rows: int) -> Iterator[tuple[int, str]]:
+def _torch(folder: Path, rows: int) -> Iterator[tuple[Served, str]]:
     port = free_port()
     app = "benchmarks.peers.fastapi_server:app"
     arguments = ["--factory", "--port", str(port), "--log-level", "warning", "--no-access-log"]
     sizes = {"SIZES": f"{TABLES},{rows},{DIM}", "THREADS": str(torch.get_num_threads())}
-    with running([sys.executable, "-m", "uvicorn", app, *arguments], sizes, port, "/openapi.json"):
-        yield port, "/predict"
+    with running(
+        [sys.executable, "-m", "uvicorn", app, *arguments], sizes, port, "/openapi.json"
+    ) as process:
+        yield Served(port, process), "/predict"
 
 
 def _report(

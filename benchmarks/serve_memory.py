@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import hotbed as hb
 from benchmarks.disk import forget
-from benchmarks.machine import OtherWork
+from benchmarks.machine import OtherWork, family_of
 from benchmarks.measure import Timing
 from benchmarks.report import Report
 from benchmarks.servers import Served, ask, hotbed_serves
@@ -81,7 +81,7 @@ def _workers(report: Report, bundle: Path, rows: int, progress: Callable[[str], 
                 asked = _asked(server, every[at : at + 40], 4, 0, 0.5)
                 told = ask(asked)
                 assert {*told["statuses"]} == {"200"}, told["statuses"]
-            held[workers] = sum(_pss(pid) for pid in _family(server.process)) / 1e9
+            held[workers] = sum(_pss(pid) for pid in family_of(server.process)) / 1e9
         report.figures[f"GB in memory, {workers} workers"] = round(held[workers], 2)
     report.ratios["memory of four workers over that of one"] = round(held[4] / held[1], 3)
     report.remark(
@@ -123,7 +123,7 @@ def _beyond(
             with hotbed_serves(bundle, *options) as server:
                 half = len(bodies) // 2
                 ask(_asked(server, bodies[:half], 32, RATE, seconds))  # what is frequent comes in
-                with OtherWork() as other:
+                with OtherWork(server.process) as other:
                     told[name].append(ask(_asked(server, bodies[half:], 32, RATE, seconds)))
                 noise[name] = max(noise[name], other.share)
     p99: dict[str, float] = {}
@@ -160,15 +160,6 @@ def _asked(
         "seconds": seconds,
         "once": not rate,
     }
-
-
-def _family(process: int) -> list[int]:
-    """Return a process and those that it has begun."""
-    found = [process]
-    for pid in found:
-        for thread in Path(f"/proc/{pid}/task").iterdir():
-            found += [int(child) for child in (thread / "children").read_text().split()]
-    return found
 
 
 def _pss(process: int) -> float:

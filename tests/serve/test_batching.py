@@ -22,10 +22,11 @@ from hotbed.serve.http.rows import Rows
 METRICS = Metrics()
 
 
-class Doubling:
-    """Stands for a served model: answers twice what it is asked with, when it may."""
+class Multiplying:
+    """Stands for a served model: answers a multiple of what it is asked with, when it may."""
 
-    def __init__(self) -> None:
+    def __init__(self, times: int = 2) -> None:
+        self.times = times
         about: Any = {
             "name": "x",
             "kind": "numbers",
@@ -45,7 +46,7 @@ class Doubling:
         self.batches.append(values.tolist())
         if 13 in values:
             raise ValueError("13")
-        return {"y": 2 * values}
+        return {"y": self.times * values}
 
 
 class Nowhere(Rows):
@@ -61,7 +62,7 @@ def part(*values: float) -> dict[str, Part]:
     return {"x": Part(np.array(values, np.float32))}
 
 
-async def ask(batcher: Batcher, model: Doubling, *values: float) -> list[float]:
+async def ask(batcher: Batcher, model: Multiplying, *values: float) -> list[float]:
     answers = await batcher.answers(model, part(*values), len(values))
     return [float(each) for each in answers["y"]]
 
@@ -72,14 +73,16 @@ async def ask(batcher: Batcher, model: Doubling, *values: float) -> list[float]:
     st.integers(1, 12),
 )
 def test_each_request_has_its_own_answer(requests: list[list[int]], most: int) -> None:
-    models = [Doubling(), Doubling()]
+    models = [Multiplying(2), Multiplying(3)]
 
     async def run() -> list[list[float]]:
         batcher = Batcher(Nowhere(), Limits(batch=most), METRICS)
         asked = [ask(batcher, models[n % 7 == 3], *each) for n, each in enumerate(requests)]
         return await asyncio.gather(*asked)
 
-    assert asyncio.run(run()) == [[2 * each for each in values] for values in requests]
+    assert asyncio.run(run()) == [
+        [models[n % 7 == 3].times * each for each in values] for n, values in enumerate(requests)
+    ]
     for model in models:
         for batch in model.batches:
             assert len(batch) <= max(most, 5)
@@ -87,7 +90,7 @@ def test_each_request_has_its_own_answer(requests: list[list[int]], most: int) -
 
 def test_those_that_come_meanwhile_are_answered_at_once() -> None:
     async def run() -> None:
-        model, batcher = Doubling(), Batcher(Nowhere(), Limits(), METRICS)
+        model, batcher = Multiplying(), Batcher(Nowhere(), Limits(), METRICS)
         model.may.clear()
         tasks = [asyncio.create_task(ask(batcher, model, n)) for n in range(9)]
         await asyncio.sleep(0.05)
@@ -106,7 +109,7 @@ def test_those_that_come_meanwhile_are_answered_at_once() -> None:
 
 def test_an_error_reaches_those_that_were_answered_with_it() -> None:
     async def run() -> None:
-        model, batcher = Doubling(), Batcher(Nowhere(), Limits(batch=1), METRICS)
+        model, batcher = Multiplying(), Batcher(Nowhere(), Limits(batch=1), METRICS)
         tasks = [asyncio.create_task(ask(batcher, model, n)) for n in (12, 13, 14)]
         done = await asyncio.gather(*tasks, return_exceptions=True)
         assert done[0] == [24.0] and isinstance(done[1], ValueError) and done[2] == [28.0]
@@ -118,7 +121,7 @@ def test_an_error_reaches_those_that_were_answered_with_it() -> None:
 def test_more_than_can_be_done_in_time_is_refused() -> None:
     async def run() -> None:
         limits = Limits(waiting=0.15, batch=1, seconds=5.0)
-        model, batcher = Doubling(), Batcher(Nowhere(), limits, METRICS)
+        model, batcher = Multiplying(), Batcher(Nowhere(), limits, METRICS)
         model.may.clear()
         first = asyncio.create_task(ask(batcher, model, 1))  # takes a tenth of a second
         await asyncio.sleep(0.1)
@@ -152,7 +155,7 @@ def test_small_requests_are_not_refused_for_a_large_one() -> None:
 def test_one_that_has_waited_too_long_is_refused_without_being_asked() -> None:
     async def run() -> None:
         model, batcher = (
-            Doubling(),
+            Multiplying(),
             Batcher(Nowhere(), Limits(batch=1, seconds=0.05, waiting=60), METRICS),
         )
         model.may.clear()

@@ -478,3 +478,17 @@ def test_the_model_stays_as_it_is(tmp_path: Path) -> None:
     new = {**sample, "user": torch.tensor([10**9] * B)}
     hb.export(model, tmp_path / "new", sample=new)
     assert not model.embeddings.contains("user", [10**9]).any()  # a sample trains nothing
+
+
+def test_files_of_others_in_a_bundle_are_not_removed(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = hb.models.DLRM(["user"], dim=4, num_dense=1)
+    sample = {"dense": torch.rand(B, 1), "user": ids(9)}
+    model(sample)
+    path = hb.export(model, tmp_path / "bundle", sample=sample)
+    (path / "notes.txt").write_text("mine")
+    with pytest.raises(BundleError, match=r"'notes\.txt' beside a bundle"):
+        hb.export(model, path, sample=sample)
+    check_answers(path, model, sample)
+    (path / "notes.txt").unlink()
+    hb.export(model, path, sample=sample)

@@ -280,6 +280,18 @@ def test_object_storage(tmp_path: Path) -> None:
             check_rows_and_weights(served_from(bundle), run.loaded(), tmp_path / "expected")
 
 
+def test_folders_of_others_beside_versions_stay(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    bundle = run.export()
+    own, left_over = bundle / "versions" / "mine", bundle / "versions" / "1-00000000"
+    own.mkdir(parents=True)
+    (own / "notes.txt").write_text("mine")
+    (left_over / "00000001.2-00000000").mkdir(parents=True)
+    with Follower(bundle, run.root):
+        assert (own / "notes.txt").read_text() == "mine"
+        assert not left_over.exists()
+
+
 def test_a_bundle_that_is_replaced(tmp_path: Path) -> None:
     run = Run(tmp_path)
     run.save()

@@ -8,7 +8,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -169,7 +169,7 @@ def group_of(
         ranks = None
     number = meet(called, seconds, ranks)
     try:
-        with _naming_groups_of_some(f"hotbed/{number}"):
+        with _naming_group_of(ranks, f"hotbed/{number}"):
             group: torch_dist.ProcessGroup = torch_dist.new_group(
                 ranks, use_local_synchronization=ranks is not None, **options
             )
@@ -183,15 +183,22 @@ def group_of(
 
 
 @contextlib.contextmanager
-def _naming_groups_of_some(name: str) -> Iterator[None]:
-    """For a ``with`` statement: torch gives a group of some ranks this name. Its own is made of their numbers
-    and of how many groups there are, so it differs where one rank has let go of a group before the others.
-    Where all have, it is that of the earlier group, whose addresses are in the store yet."""
+def _naming_group_of(ranks: Sequence[int] | None, name: str) -> Iterator[None]:
+    """For a ``with`` statement: torch gives a group of these ranks this name, if they are some. Its own is
+    made of their numbers and of how many groups there are, so it differs where one rank has let go of a
+    group before the others. Where all have, it is that of the earlier group, whose addresses are in the store
+    yet."""
     made_of = vars(distributed_c10d).get("_hash_ranks_to_str")
-    if made_of is None:  # another torch
+    if made_of is None or ranks is None:  # another torch, or all ranks
         yield
         return
-    vars(distributed_c10d)["_hash_ranks_to_str"] = lambda ranks: name
+    own = sorted(ranks)
+
+    def named(some: Iterable[int]) -> str:
+        given: str = name if sorted(some) == own else made_of(some)  # of another thread
+        return given
+
+    vars(distributed_c10d)["_hash_ranks_to_str"] = named
     try:
         yield
     finally:

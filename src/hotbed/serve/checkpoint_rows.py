@@ -22,6 +22,7 @@ from hotbed.checkpoint.tables import table_of
 from hotbed.collection import EmbeddingCollection
 from hotbed.serve.bundle import BundleError, TableEntry
 from hotbed.serve.layers import AT_ONCE, NewLayer, StoredRows, encoded_bits
+from hotbed.serve.mapped import found_in
 from hotbed.table.live import LiveTable, live_table
 
 __all__ = ["CheckpointTable", "ServedTable", "write_changes"]
@@ -43,11 +44,7 @@ class ServedTable(NamedTuple):
         """Return a mask of (n,) ids: True for those that the bundle is to have."""
         if self.only is None:
             return np.ones(len(ids), np.bool_)
-        if not len(self.only):
-            return np.zeros(len(ids), np.bool_)
-        at = np.minimum(np.searchsorted(self.only, ids), len(self.only) - 1)
-        mask: NDArray[np.bool_] = self.only[at] == ids
-        return mask
+        return found_in(self.only, ids)[1]
 
     def differ(
         self, ids: NDArray[np.int64], bits: NDArray[np.uint8], default: NDArray[np.uint8]

@@ -51,6 +51,7 @@ from hotbed.serve.bundle import (
     InputEntry,
     LookupEntry,
     TableEntry,
+    is_of_a_bundle,
 )
 from hotbed.serve.dense import (
     Leaves,
@@ -68,7 +69,7 @@ from hotbed.serve.reading import BundleTable, MappedRows, vectors_of
 from hotbed.serve.row_formats import ROW_FORMATS
 from hotbed.serve.sessions import Session, session_of
 from hotbed.serve.standalone import write_standalone
-from hotbed.serve.table_files import DEFAULTS, write_table
+from hotbed.serve.table_files import check_forms, write_table
 
 __all__ = ["Origin", "export", "export_checkpoint", "files_in"]
 
@@ -215,9 +216,7 @@ def export_checkpoint(
 
 def _target(path: str | os.PathLike[str], rows: str, default: str) -> str:
     """Return the absolute path of a bundle; raises what `export` raises before it looks at the model."""
-    for name, value, known in (("rows", rows, [*ROW_FORMATS]), ("default", default, DEFAULTS)):
-        if value not in known:
-            raise ExportError(f"{name} is {value!r}. Pass one of {', '.join(known)}.")
+    check_forms(rows, default)
     for module in ("onnx", "onnxscript", "onnxruntime"):
         _needed(module)
     if "://" in os.fsdecode(path):
@@ -227,6 +226,11 @@ def _target(path: str | os.PathLike[str], rows: str, default: str) -> str:
     target = os.path.abspath(os.fsdecode(path))
     if os.path.lexists(target) and not os.path.isfile(os.path.join(target, MANIFEST)):
         raise BundleError(f"{target} is there, and no bundle. Name another folder.")
+    others = [] if not os.path.isdir(target) else os.listdir(target)
+    if others := [name for name in others if not is_of_a_bundle(name)]:
+        raise BundleError(
+            f"{target} has {min(others)!r} beside a bundle, which would go. Move it, or name another folder."
+        )
     return target
 
 

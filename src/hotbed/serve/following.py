@@ -24,7 +24,14 @@ from hotbed.serve.bundle import Bundle, BundleError
 from hotbed.serve.layer_merges import LayerMerges
 from hotbed.serve.manifests import read_bundle, read_version
 from hotbed.serve.new_version import Layer, Stack, Written, since_of, write_version
-from hotbed.serve.versions import Version, fault_of_sizes, folder_of, pinned, versions_of
+from hotbed.serve.versions import (
+    Version,
+    fault_of_sizes,
+    folder_of,
+    has_versions_alone,
+    pinned,
+    versions_of,
+)
 
 __all__ = ["Applied", "Follower", "follow"]
 
@@ -215,8 +222,9 @@ def _remove_left_overs(folder: str) -> None:
     """Remove what followers that died have left of versions, and versions of bundles that were replaced."""
     versions, base = os.path.split(folder)
     for name in os.listdir(versions):
-        if name != base:
-            shutil.rmtree(os.path.join(versions, name), ignore_errors=True)
+        path = os.path.join(versions, name)
+        if name != base and has_versions_alone(path):
+            shutil.rmtree(path, ignore_errors=True)
     for name in os.listdir(folder):
         path = os.path.join(folder, name)
         if name.endswith(".part"):

@@ -9,9 +9,10 @@ import os
 from typing import NamedTuple, cast
 
 import numpy as np
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import NDArray
 
-from hotbed.serve.bundle import ITEM_IDS, ITEM_VECTORS, BundleError, TopKEntry
+from hotbed.serve.bundle import ITEM_IDS, ITEM_VECTORS, TopKEntry
+from hotbed.serve.mapped import mapped
 
 __all__ = ["Best", "ItemVectors"]
 
@@ -49,9 +50,11 @@ class ItemVectors:
 
     def __init__(self, folder: str, about: TopKEntry) -> None:
         count, width = about["items"], about["width"]
-        self.ids = cast(Ints, _mapped(folder, ITEM_IDS, np.int64, (count,)))
+        self.ids = cast(Ints, mapped(os.path.join(folder, ITEM_IDS), np.int64, (count,)))
         """(N,), rising."""
-        self.vectors = cast(Floats, _mapped(folder, ITEM_VECTORS, np.float32, (count, width)))
+        self.vectors = cast(
+            Floats, mapped(os.path.join(folder, ITEM_VECTORS), np.float32, (count, width))
+        )
         """(N, w) float32."""
 
     def search(self, users: Floats, k: int) -> Best:
@@ -140,19 +143,3 @@ def _largest(scores: Floats, count: int) -> Ints:
         first = np.flatnonzero(scores[row] == least[row])[: count - len(above)]
         columns[row] = np.concatenate([above, first])
     return columns
-
-
-def _mapped(
-    folder: str, name: str, dtype: DTypeLike, shape: tuple[int, ...]
-) -> NDArray[np.generic]:
-    path = os.path.join(folder, name)
-    try:
-        found: NDArray[np.generic] = np.load(path, mmap_mode="r" if shape[0] else None)
-    except (ValueError, EOFError) as error:
-        raise BundleError(f"{path} is damaged: {error}") from error
-    if found.shape != shape or found.dtype != dtype or not found.flags.c_contiguous:
-        raise BundleError(
-            f"{path} is damaged: expected {np.dtype(dtype)} of shape {shape}, got {found.dtype} of shape "
-            f"{found.shape}."
-        )
-    return found

@@ -11,6 +11,7 @@ from numpy.typing import DTypeLike, NDArray
 from torch import Tensor
 
 from hotbed.serve.bundle import TableEntry
+from hotbed.serve.mapped import found_in
 from hotbed.serve.reading import MappedRows
 from hotbed.serve.row_formats import ROW_FORMATS
 
@@ -30,9 +31,7 @@ class StoredRows(MappedRows):
         """Return where the rows of (n,) ids lie, and which have one."""
         if self.ids is None:
             return ids, (ids >= 0) & (ids < len(self))
-        at = np.searchsorted(self.ids, ids)
-        at = np.minimum(at, max(0, len(self) - 1))
-        return at, (self.ids[at] == ids) if len(self) else np.zeros(len(ids), np.bool_)
+        return found_in(np.asarray(self.ids, np.int64), ids)
 
     def bits(self, at: NDArray[np.int64]) -> NDArray[np.uint8]:
         """Return the (n, bytes) of rows with their scales."""

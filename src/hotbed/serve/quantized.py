@@ -14,11 +14,10 @@ from hotbed.conversion.layers import ConvertedLayer
 from hotbed.errors import InputError, TableError
 from hotbed.inputs.bags import Bags
 from hotbed.modules.owner import TableOwner, owners_of, tables_of
-from hotbed.serve.bundle import ExportError
 from hotbed.serve.lookups import copied
 from hotbed.serve.reading import BundleTable, Ids, MappedRows, looked_up
 from hotbed.serve.row_formats import ROW_FORMATS
-from hotbed.serve.table_files import DEFAULTS, write_table
+from hotbed.serve.table_files import check_forms, write_table
 from hotbed.table.live import LiveTable
 
 __all__ = ["quantized"]
@@ -43,9 +42,7 @@ def quantized(model: nn.Module, rows: str = "int8", *, default: str = "zeros") -
         PlanError: ranks share a table.
         OSError, StorageError: as of files.
     """
-    for name, value, known in (("rows", rows, [*ROW_FORMATS]), ("default", default, DEFAULTS)):
-        if value not in known:
-            raise ExportError(f"{name} is {value!r}. Pass one of {', '.join(known)}.")
+    check_forms(rows, default)
     served: dict[LiveTable, BundleTable] = {}
     # Mapped files stay after their folder.
     with tempfile.TemporaryDirectory(prefix="hotbed-rows-") as folder:

@@ -13,6 +13,7 @@ from numpy.typing import DTypeLike, NDArray
 from hotbed import _core
 from hotbed.errors import IdError
 from hotbed.serve.bundle import BundleError, LookupEntry, TableEntry
+from hotbed.serve.mapped import mapped
 from hotbed.serve.row_formats import ROW_FORMATS
 
 __all__ = [
@@ -64,20 +65,7 @@ class MappedRows:
         return {part: each for part, each in found.items() if each is not None}
 
     def _mapped(self, part: str, dtype: DTypeLike, shape: tuple[int, ...]) -> NDArray[np.generic]:
-        name = f"{self.about['files']}.{part}.npy"
-        path = os.path.join(self._folder, name)
-        try:
-            found: NDArray[np.generic] = np.load(
-                path, mmap_mode="r" if self.about["rows"] else None
-            )
-        except (ValueError, EOFError) as error:
-            raise BundleError(f"{path} is damaged: {error}") from error
-        if found.shape != shape or found.dtype != dtype or not found.flags.c_contiguous:
-            raise BundleError(
-                f"{path} is damaged: expected {np.dtype(dtype)} of shape {shape}, got {found.dtype} of "
-                f"shape {found.shape}."
-            )
-        return found
+        return mapped(os.path.join(self._folder, f"{self.about['files']}.{part}.npy"), dtype, shape)
 
     def expect_few_in_memory(self) -> None:
         """Have the system read a row alone where it is not in memory, and not what lies beside it."""

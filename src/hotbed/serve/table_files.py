@@ -12,14 +12,21 @@ from torch import Tensor
 
 from hotbed.errors import PlanError
 from hotbed.serve.bundle import ExportError, TableEntry
-from hotbed.serve.row_formats import RowFormat
+from hotbed.serve.row_formats import ROW_FORMATS, RowFormat
 from hotbed.table.live import LiveTable
 from hotbed.table.records import rows_of_widths
 
-__all__ = ["DEFAULTS", "write_table"]
+__all__ = ["DEFAULTS", "check_forms", "write_table"]
 
 DEFAULTS = ("zeros", "mean")
 """Vectors that an id without row may have."""
+
+
+def check_forms(rows: str, default: str) -> None:
+    """Raise ExportError unless rows can be stored so, and there is such a default."""
+    for name, value, known in (("rows", rows, [*ROW_FORMATS]), ("default", default, DEFAULTS)):
+        if value not in known:
+            raise ExportError(f"{name} is {value!r}. Pass one of {', '.join(known)}.")
 
 
 def write_table(

@@ -37,6 +37,7 @@ __all__ = [
     "current",
     "fault_of_sizes",
     "folder_of",
+    "has_versions_alone",
     "name_of",
     "open_layers",
     "pin",
@@ -77,6 +78,18 @@ class Layers(NamedTuple):
 def folder_of(folder: str, base: str) -> str:
     """Return where the versions of a bundle lie. `base`: its model_version."""
     return os.path.join(os.path.abspath(folder), VERSIONS, base)
+
+
+def has_versions_alone(folder: str) -> bool:
+    """Return True for a folder in which nothing lies but versions of a bundle, and what belongs to them."""
+    try:
+        names = os.listdir(folder)
+    except OSError:
+        return False
+    return all(
+        name == _PINNED or name.endswith(".part") or _NAME.fullmatch(name) is not None
+        for name in names
+    )
 
 
 def name_of(number: int, model_version: str) -> str:

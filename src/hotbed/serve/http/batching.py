@@ -36,29 +36,24 @@ class _Seconds:
     all were of one size, samples more are taken to cost nothing: that is known when they were answered."""
 
     def __init__(self) -> None:
-        self._weight = self._samples = self._squares = self._seconds = self._products = 0.0
+        self._sums = np.zeros(5)
+        """Of ones, samples, their squares, seconds, and samples times seconds."""
 
     def measured(self, samples: int, seconds: float) -> None:
-        for name, value in (
-            ("_weight", 1.0),
-            ("_samples", samples),
-            ("_squares", samples * samples),
-            ("_seconds", seconds),
-            ("_products", samples * seconds),
-        ):
-            setattr(self, name, REMEMBERED * getattr(self, name) + value)
+        self._sums *= REMEMBERED
+        self._sums += (1.0, samples, samples * samples, seconds, samples * seconds)
 
     def of(self, batches: int, samples: int) -> float:
         """Return the seconds of some batches that have so many samples together."""
-        if not self._weight:
+        if not self._sums[0]:
             return 0.0
-        size, seconds = self._samples / self._weight, self._seconds / self._weight
-        spread = self._squares / self._weight - size * size
+        size, square, seconds, product = (self._sums[1:] / self._sums[0]).tolist()
+        spread = square - size * size
         rise = 0.0
         if spread > 1e-6 * size * size:
-            rise = (self._products / self._weight - size * seconds) / spread
+            rise = (product - size * seconds) / spread
         rise = min(max(rise, 0.0), seconds / size)
-        return batches * (seconds - rise * size) + samples * rise
+        return float(batches * (seconds - rise * size) + samples * rise)
 
 
 class Batcher:

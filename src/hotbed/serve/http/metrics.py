@@ -17,8 +17,10 @@ from prometheus_client import (
     multiprocess,
 )
 
-__all__ = ["CONTENT_TYPE_LATEST", "Metrics", "forget_folder"]
+__all__ = ["CONTENT_TYPE_LATEST", "FIGURES", "Metrics", "forget_folder"]
 
+FIGURES = "PROMETHEUS_MULTIPROC_DIR"
+"""Variable in which prometheus-client finds where several processes count."""
 SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 SAMPLES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 4096)
 
@@ -29,7 +31,7 @@ class Metrics:
     def __init__(self) -> None:
         own = CollectorRegistry()
         self._registry = own
-        if "PROMETHEUS_MULTIPROC_DIR" in os.environ:
+        if FIGURES in os.environ:
             self._registry = CollectorRegistry()
             multiprocess.MultiProcessCollector(self._registry)  # type: ignore[no-untyped-call]
         self.requests = Counter(
@@ -61,14 +63,14 @@ class Metrics:
 
     def text(self) -> bytes:
         """Return all figures in Prometheus' text format."""
-        if folder := os.environ.get("PROMETHEUS_MULTIPROC_DIR"):
+        if folder := os.environ.get(FIGURES):
             _forget_dead(folder)
         return generate_latest(self._registry)
 
 
 def forget_folder() -> None:
     """Remove the files in which workers count, where nobody reads them any more."""
-    if folder := os.environ.get("PROMETHEUS_MULTIPROC_DIR"):
+    if folder := os.environ.get(FIGURES):
         shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import errno
+import inspect
 import os
 import resource
 import shutil
@@ -23,6 +24,7 @@ from hotbed.serve.http.app import from_environment
 from hotbed.serve.http.connections import Impatient
 from hotbed.serve.http.followed import following
 from hotbed.serve.http.memory_group import held_to
+from hotbed.serve.http.metrics import FIGURES
 from hotbed.serve.http.server import Server
 from hotbed.serve.http.settings import ServeSettings
 from hotbed.serve.shards import app
@@ -33,8 +35,6 @@ __all__ = ["address_of", "serve"]
 PROTOCOL = f"{Impatient.__module__}:{Impatient.__qualname__}"
 FACTORY = f"{from_environment.__module__}:{from_environment.__qualname__}"
 ROWS_FACTORY = f"{app.from_environment.__module__}:{app.from_environment.__qualname__}"
-FIGURES = "PROMETHEUS_MULTIPROC_DIR"
-"""Where prometheus-client keeps what several processes count."""
 FIGURES_OF_ONE = 8 << 20
 """Bytes of files that a worker may need for its figures."""
 BACKLOG = 2048
@@ -111,7 +111,7 @@ def serve(
             ssl_keyfile=settings.key,
         )
         if settings.workers > 1:
-            Multiprocess(config, sockets=[listening]).run()
+            _answer_by_several(config, listening)
         else:
             uvicorn.Server(config).run(sockets=[listening])
 
@@ -129,6 +129,14 @@ def _figures_of(workers: int) -> Iterator[None]:
     finally:
         os.environ.pop(FIGURES, None)
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _answer_by_several(config: uvicorn.Config, listening: socket.socket) -> None:
+    """Have processes answer until a signal ends them. uvicorn has taken `target` for it, and does no more."""
+    supervisor: Callable[..., Multiprocess] = Multiprocess
+    is_told = "target" in inspect.signature(Multiprocess).parameters
+    more = {"target": uvicorn.Server(config).run} if is_told else {}
+    supervisor(config, sockets=[listening], **more).run()
 
 
 def _end_in_order(stack: contextlib.ExitStack) -> None:

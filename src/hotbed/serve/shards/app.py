@@ -114,5 +114,7 @@ class _Shard:
 
 
 def _refused(request: Request, error: Exception) -> Response:
-    status = error.status if isinstance(error, RequestError) else 404
+    status = error.status_code if isinstance(error, HTTPException) else 400
+    if isinstance(error, RequestError):
+        status = error.status
     return PlainTextResponse(str(error), status)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Mapping
 
@@ -10,7 +11,7 @@ import aiohttp
 import numpy as np
 from numpy.typing import NDArray
 
-from hotbed.errors import HotbedError
+from hotbed.errors import HotbedError, InputError
 from hotbed.serve.shards.addresses import UNIX, Addresses
 from hotbed.serve.shards.messages import Wanted, read_rows, wanted_message
 
@@ -24,6 +25,9 @@ REST = 1.0
 """Seconds in which one that has not answered is asked after the others."""
 AGAIN = 0.05
 """Seconds after which all are asked again when none has answered."""
+
+
+_NO_ANSWER = (aiohttp.ClientError, asyncio.TimeoutError, OSError, ValueError)
 
 
 class ShardError(HotbedError):
@@ -48,6 +52,7 @@ class Fetcher:
         self._resting: dict[str, float] = {}
         """Until when, of those that have not answered."""
         self._turn = 0
+        self._told = ""
 
     @property
     def shards(self) -> int:
@@ -65,7 +70,7 @@ class Fetcher:
         """Return (n, dim) rows by table, of what is wanted of each shard.
 
         Raises:
-            ShardError: a shard does not answer in time, or does not have the version.
+            ShardError: no replica of a shard answers in time with rows of the version.
         """
         await self._look()
         asked = [self._of(shard, each, dims) for shard, each in enumerate(wanted)]
@@ -74,9 +79,26 @@ class Fetcher:
     async def _look(self) -> None:
         if time.monotonic() - self._looked > REFRESH:
             self._looked = time.monotonic()
-            replicas = await asyncio.to_thread(self._addresses.replicas)
-            if len(replicas) == self.shards:  # else whoever asks has cut for others
-                self._replicas = replicas
+            try:
+                replicas = await asyncio.to_thread(self._addresses.replicas)
+            except (InputError, OSError) as error:  # it may be half written
+                self._warn(f"{error} The addresses before are used.")
+                return
+            if len(replicas) != self.shards:  # whoever asks has cut for others
+                self._warn(
+                    f"The file of addresses names {len(replicas)} shards, and not {self.shards}. Begin the "
+                    "server again to use them."
+                )
+                return
+            self._replicas, self._told = replicas, ""
+            there = {address for each in replicas for address in each}
+            self._resting = {each: at for each, at in self._resting.items() if each in there}
+
+    def _warn(self, text: str) -> None:
+        """Write a line to the log, once while it stays the same."""
+        if text != self._told:
+            self._told = text
+            logging.getLogger("uvicorn.error").warning(text)
 
     async def _of(
         self, shard: int, wanted: Wanted, dims: Mapping[str, int]
@@ -90,7 +112,7 @@ class Fetcher:
                 try:
                     answer = await self._ask(address, message)
                     return read_rows(answer, wanted, dims)
-                except (aiohttp.ClientError, asyncio.TimeoutError, OSError, ValueError) as error:
+                except (*_NO_ANSWER, ShardError) as error:
                     told = f"{address}: {error or type(error).__name__}"
                     self._resting[address] = time.monotonic() + REST
             await asyncio.sleep(AGAIN)
