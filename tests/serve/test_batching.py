@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -38,10 +39,15 @@ class Multiplying:
         self.inputs: dict[str, Input] = inputs_of_bundle(bundle, Limits())
         self.may = threading.Event()
         self.may.set()
+        self.takes = 0.0
+        """Seconds of an answer."""
         self.batches: list[list[float]] = []
+        self.threads: list[str] = []
 
     def answers(self, asked: Mapping[str, Part], tables: object) -> dict[str, np.ndarray]:
         assert self.may.wait(30)
+        time.sleep(self.takes)
+        self.threads.append(threading.current_thread().name)
         values = asked["x"].values
         self.batches.append(values.tolist())
         if 13 in values:
@@ -107,6 +113,23 @@ def test_those_that_come_meanwhile_are_answered_at_once() -> None:
     asyncio.run(run())
 
 
+def test_what_takes_long_is_answered_in_a_thread() -> None:
+    """What is quick is answered in the event loop, until it takes longer: others are read meanwhile."""
+
+    async def run() -> None:
+        model, batcher = Multiplying(), Batcher(Nowhere(), Limits(), METRICS)
+        for takes in (0.0, 0.0, 0.0, 0.05, 0.05):
+            model.takes = takes
+            assert await ask(batcher, model, 1) == [2.0]
+        here = threading.current_thread().name
+        assert model.threads[1:4] == [here] * 3, (
+            "answers that take no time take the way to a thread"
+        )
+        assert here not in (model.threads[0], model.threads[4]), "unknown or long, and in the loop"
+
+    asyncio.run(run())
+
+
 def test_an_error_reaches_those_that_were_answered_with_it() -> None:
     async def run() -> None:
         model, batcher = Multiplying(), Batcher(Nowhere(), Limits(batch=1), METRICS)
@@ -156,11 +179,11 @@ def test_one_that_has_waited_too_long_is_refused_without_being_asked() -> None:
     async def run() -> None:
         model, batcher = (
             Multiplying(),
-            Batcher(Nowhere(), Limits(batch=1, seconds=0.05, waiting=60), METRICS),
+            Batcher(Nowhere(), Limits(batch=1, seconds=0.5, waiting=60), METRICS),
         )
         model.may.clear()
         tasks = [asyncio.create_task(ask(batcher, model, n)) for n in (1, 2)]
-        await asyncio.sleep(0.2)
+        await asyncio.sleep(0.7)
         model.may.set()
         done = await asyncio.gather(*tasks, return_exceptions=True)
         assert done[0] == [2.0] and isinstance(done[1], RequestError)

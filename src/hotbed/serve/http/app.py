@@ -57,7 +57,20 @@ def app_of(settings: ServeSettings) -> Gate:
     server = Server(settings)
     paths = Paths(server)
     get, post = ["GET"], ["POST"]
-    routes = [
+    routes = []  # tried in this order
+    for of_version in ("", "/versions/{version}"):
+        v1 = "/v1/models/{name}" + of_version
+        v2 = "/v2/models/{name}" + of_version
+        routes += [
+            Route(f"{v1}:predict", paths.predict, methods=post),
+            Route(f"{v2}/infer", paths.infer, methods=post),
+            Route(f"{v1}:topk", paths.topk, methods=post),
+            Route(f"{v1}/metadata", paths.v1_metadata, methods=get),
+            Route(v1, paths.v1_status, methods=get),
+            Route(f"{v2}/ready", paths.v2_ready, methods=get),
+            Route(v2, paths.v2_metadata, methods=get),
+        ]
+    routes += [
         Route("/", paths.page, methods=get),
         Route("/sample", paths.sample, methods=get),
         Route("/openapi.json", paths.openapi, methods=get),
@@ -68,18 +81,6 @@ def app_of(settings: ServeSettings) -> Gate:
         Route("/v2/health/live", paths.live, methods=get),
         Route("/v2/health/ready", paths.ready, methods=get),
     ]
-    for of_version in ("/versions/{version}", ""):
-        v1 = "/v1/models/{name}" + of_version
-        v2 = "/v2/models/{name}" + of_version
-        routes += [
-            Route(f"{v1}:predict", paths.predict, methods=post),
-            Route(f"{v1}:topk", paths.topk, methods=post),
-            Route(f"{v1}/metadata", paths.v1_metadata, methods=get),
-            Route(v1, paths.v1_status, methods=get),
-            Route(f"{v2}/infer", paths.infer, methods=post),
-            Route(f"{v2}/ready", paths.v2_ready, methods=get),
-            Route(v2, paths.v2_metadata, methods=get),
-        ]
 
     @contextlib.asynccontextmanager
     async def watching(app: Starlette) -> AsyncIterator[None]:

@@ -20,6 +20,8 @@ __all__ = ["Batcher"]
 
 REMEMBERED = 0.9
 """Of the weight of batches that were measured before, with each new one."""
+QUICK = 1e-3
+"""Seconds that an answer may be expected to take in the event loop: a thread would make small ones later."""
 
 
 class _Waiting:
@@ -57,7 +59,8 @@ class _Seconds:
 
 
 class Batcher:
-    """Answers requests, those that have come meanwhile at once, in a thread beside the event loop.
+    """Answers requests, those that have come meanwhile at once: in a thread beside the event loop, but for
+    those that take less than the way to it and back.
 
     A request waits no longer than the batch before it takes: nothing waits for others to come. Where the
     requests that wait are more work than `Limits.waiting`, new ones are told to come again.
@@ -77,7 +80,7 @@ class Batcher:
         """Return the outputs of some samples.
 
         Raises:
-            RequestError: there is too much to do.
+            RequestError: there is too much to do, or they were not answered in time.
         """
         self.check()
         waiting = _Waiting(model, asked, samples)
@@ -86,7 +89,11 @@ class Batcher:
         self._metrics.waiting.inc(samples)
         if len(self._running) < self._rows.at_once:
             self._running.add(asyncio.create_task(self._run()))
-        return await waiting.answer
+        seconds = 2 * self._limits.seconds
+        try:
+            return await asyncio.wait_for(waiting.answer, seconds)
+        except asyncio.TimeoutError:
+            raise busy(f"It was not answered in {seconds:g} s. Come again.", seconds) from None
 
     def check(self) -> None:
         """Raise RequestError where there is too much to do: before a body is read, too."""
@@ -107,9 +114,12 @@ class Batcher:
         model, asked = batch[0].model, _joined(batch)
         try:
             tables = await self._rows.tables(model, asked)
-            found = await asyncio.get_running_loop().run_in_executor(
-                self._pool, model.answers, asked, tables
-            )
+            if 0 < self._seconds.of(1, samples) <= QUICK:
+                found = model.answers(asked, tables)
+            else:
+                found = await asyncio.get_running_loop().run_in_executor(
+                    self._pool, model.answers, asked, tables
+                )
         except Exception as error:  # told to whoever asked
             for each in batch:
                 if not each.answer.done():
@@ -161,6 +171,8 @@ def _joined(batch: Sequence[_Waiting]) -> Mapping[str, Part]:
 
 def _split(batch: Sequence[_Waiting], found: Answers) -> list[Answers]:
     """Return the answers of each request."""
+    if len(batch) == 1:
+        return [found]
     ends = np.cumsum([waiting.samples for waiting in batch])[:-1]
     split = {name: np.split(values, ends) for name, values in found.items()}
     return [{name: values[n] for name, values in split.items()} for n in range(len(batch))]

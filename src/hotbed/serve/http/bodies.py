@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import zlib
 from typing import cast
 
@@ -12,6 +13,11 @@ from starlette.requests import ClientDisconnect, Request
 from hotbed.files import Json
 from hotbed.serve.http.errors import RequestError, busy
 from hotbed.serve.http.limits import Limits
+
+if sys.version_info >= (3, 11):
+    from asyncio import timeout
+else:
+    from async_timeout import timeout
 
 __all__ = ["json_of", "read_body"]
 
@@ -44,7 +50,8 @@ async def read_body(request: Request, limits: Limits) -> bytes:
     if told.isascii() and told.isdecimal() and int(told) > limits.body:
         raise _too_large(limits)
     try:
-        body = await asyncio.wait_for(_received(request, limits), limits.seconds)
+        async with timeout(limits.seconds):
+            body = await _received(request, limits)
     except asyncio.TimeoutError:
         raise RequestError(408, f"The body has not come in {limits.seconds:g} s.") from None
     except ClientDisconnect:

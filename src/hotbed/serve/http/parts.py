@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import abc
+import functools
 import itertools
+import math
 import reprlib
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
@@ -52,6 +54,9 @@ class Input(abc.ABC):
 
     def __init__(self, about: InputEntry, ids: _Ids | None, limits: Limits) -> None:
         self.name, self.about, self.limits = about["name"], about, limits
+        self.dtype = np.dtype(about["dtype"])
+        self.size = math.prod(about["shape"])
+        """Values of a sample, where it is fixed."""
         self._ids = ids
 
     takes_lengths = False
@@ -97,19 +102,19 @@ class Input(abc.ABC):
 
     @abc.abstractmethod
     def bags(self, part: Part) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return the ids of a part, (n,), and (B + 1,) where each sample's begin and end."""
+        """Return the ids of a part, (n,), and (B + 1,) where each sample's begin and end, to be read."""
 
     def leaf(self) -> dict[str, object]:
         """Return the JSON Schema of a number or an id."""
         if self._ids is not None:
-            return {"type": "integer", **self._ids.schema(np.iinfo(self.about["dtype"]))}
-        kind = np.dtype(self.about["dtype"]).kind
+            return {"type": "integer", **self._ids.schema(np.iinfo(self.dtype))}
+        kind = self.dtype.kind
         if kind == "f":
-            most = float(np.finfo(self.about["dtype"]).max)
+            most = float(np.finfo(self.dtype).max)
             return {"type": "number", "minimum": -most, "maximum": most}
         if kind == "b":
             return {"type": "boolean"}
-        about = np.iinfo(self.about["dtype"])
+        about = np.iinfo(self.dtype)
         return {"type": "integer", "minimum": int(about.min), "maximum": int(about.max)}
 
     def checked(self, flat: Flat) -> NDArray[np.generic]:
@@ -144,7 +149,7 @@ class Input(abc.ABC):
         )
 
     def _numbers(self, flat: Flat, kinds: set[type]) -> NDArray[np.generic]:
-        dtype = np.dtype(self.about["dtype"])
+        dtype = self.dtype
         taken = {"f": (int, float), "b": (bool,)}.get(dtype.kind, (int,))
         if not kinds <= {*taken}:
             what = "numbers" if dtype.kind == "f" else dtype.name
@@ -156,12 +161,16 @@ class Input(abc.ABC):
         return self._cast(values)
 
     def _cast(self, values: NDArray[np.generic]) -> NDArray[np.generic]:
-        dtype = np.dtype(self.about["dtype"])
-        with np.errstate(over="ignore"):
-            cast = values.astype(dtype, copy=False)
-        same = np.isfinite(cast).all() if dtype.kind == "f" else (cast == values).all()
+        cast = values
+        if values.dtype != self.dtype:
+            with np.errstate(over="ignore"):
+                cast = values.astype(self.dtype)
+        if self.dtype.kind == "f":
+            same = np.isfinite(cast).all()
+        else:
+            same = cast is values or (cast == values).all()
         if not same:
-            raise wrong(self.name, f"a number is out of the range of {dtype.name}.")
+            raise wrong(self.name, f"a number is out of the range of {self.dtype.name}.")
         return cast
 
 
@@ -231,8 +240,7 @@ class Fixed(Input):
 
     def bags(self, part: Part) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         values = part.values.astype(np.int64, copy=False)
-        size = int(np.prod(self.about["shape"], dtype=np.int64))
-        return values.reshape(-1), np.arange(len(values) + 1) * size
+        return values.reshape(-1), _ends_of_equal(len(values), self.size)
 
 
 class Bags(Input):
@@ -243,7 +251,7 @@ class Bags(Input):
     def of_lists(self, values: Sequence[Json]) -> Part:
         kinds = set(map(type, values))
         if kinds == {int}:  # an id of each
-            return Part(self.checked([*values]), np.arange(len(values) + 1))
+            return Part(self.checked([*values]), _ends_of_equal(len(values), 1))
         for each in values:
             if type(each) is not list:
                 raise wrong(self.name, f"takes lists of ids, not {_short(each)}.")
@@ -306,6 +314,14 @@ class Bags(Input):
         return part.values.astype(np.int64, copy=False), part.offsets
 
 
+@functools.lru_cache(64)
+def _ends_of_equal(samples: int, size: int) -> NDArray[np.int64]:
+    """Return (B + 1,) where bags of equal size begin and end: read only, as others have it too."""
+    ends = np.arange(samples + 1) * size
+    ends.flags.writeable = False
+    return ends
+
+
 class Answering(Protocol):
     """Something that answers samples, those of several requests at once."""
 
@@ -339,13 +355,11 @@ def looked_up(
     requested = []
     for lookup in lookups:
         part = asked[lookup["input"]]
-        ids, offsets = inputs[lookup["input"]].bags(part)
-        table = tables[lookup["table"]]
+        ids, ends = inputs[lookup["input"]].bags(part)
+        offsets: NDArray[np.int64] | None = ends
         if lookup["combiner"] == "none":
-            ids = ids.reshape(part.values.shape)
-            requested.append(RequestedLookup(lookup, table, ids, None))
-        else:
-            requested.append(RequestedLookup(lookup, table, ids, offsets))
+            ids, offsets = ids.reshape(part.values.shape), None
+        requested.append(RequestedLookup(lookup, tables[lookup["table"]], ids, offsets))
     found = vectors_of_all(requested)
     return {each.lookup["vectors"]: one for each, one in zip(requested, found, strict=True)}
 

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 
 from hotbed.serve.bundle import BundleError
 from hotbed.serve.http.batching import Batcher
-from hotbed.serve.http.errors import busy
 from hotbed.serve.http.metrics import Metrics
 from hotbed.serve.http.model import ServedModel
 from hotbed.serve.http.parts import Answering, Answers, Part
@@ -62,11 +61,7 @@ class Server:
             RequestError: there is too much to do, or they were not answered in time.
         """
         batcher = self.batcher if isinstance(model, ServedModel) else self._searches
-        seconds = 2 * self.limits.seconds
-        try:
-            found = await asyncio.wait_for(batcher.answers(model, parts, samples), seconds)
-        except asyncio.TimeoutError:
-            raise busy(f"It was not answered in {seconds:g} s. Come again.", seconds) from None
+        found = await batcher.answers(model, parts, samples)
         self.metrics.samples.inc(samples)
         return found
 
