@@ -132,6 +132,29 @@ TESTS = {
     **dict.fromkeys(
         ("dist/averaging", "dist/dense"), "dist/test_distribute.py dist/test_habits.py"
     ),
+    "serve": "serve/test_reading.py serve/test_bundles.py serve/test_what_is_not_served.py "
+    "serve/test_standalone.py serve/test_quantized.py",
+    **dict.fromkeys(
+        (
+            "serve/checkpoint_rows",
+            "serve/dense_weights",
+            "serve/following",
+            "serve/layer_merges",
+            "serve/layers",
+            "serve/manifests",
+            "serve/new_version",
+            "serve/same_model",
+            "serve/versions",
+        ),
+        "serve/test_versions.py serve/test_following.py serve/test_following_server.py "
+        "serve/test_bundles.py",
+    ),
+    **dict.fromkeys(
+        ("serve/item_search", "serve/item_vectors", "serve/http/topk"), "serve/test_topk.py"
+    ),
+    "serve/http": "serve/test_batching.py serve/test_requests.py serve/test_record_requests.py "
+    "serve/test_openapi.py serve/test_memory_group.py serve/test_server.py",
+    "serve/shards": "serve/test_fetching.py serve/test_shards.py",
 }
 
 # File, what stands there, what is put in its place, and the C++ tests of it.
@@ -217,7 +240,7 @@ def changed(node: ast.AST) -> Iterator[ast.AST]:
 def mutants(source: str) -> Iterator[tuple[int, str, str, str]]:
     """(line, what stood there, what stands there, the whole source) for each change in functions."""
     tree = ast.parse(source)
-    functions = (n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef))
+    functions = (n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef))
     seen = set()
     for function in functions:
         # For readers and mypy, or to find a mistake of ours.
