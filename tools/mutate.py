@@ -67,6 +67,11 @@ TESTS = {
     ),
     "checkpoint/new": "checkpoint/test_folders.py checkpoint/test_writers.py checkpoint/test_power_cuts.py "
     "checkpoint/test_no_room.py checkpoint/test_shared_folders.py",
+    "checkpoint/stores": "checkpoint/test_object_storage.py checkpoint/test_leases.py "
+    "checkpoint/test_folders.py checkpoint/test_no_room.py checkpoint/test_power_cuts.py",
+    "checkpoint/inspect": "checkpoint/test_listing.py checkpoint/test_deltas.py cli/test_chains.py "
+    "cli/test_cli.py",
+    "checkpoint/models": "checkpoint/test_made_again.py checkpoint/test_save_and_load.py",
     "places": "test_placement.py test_embedding.py test_embedding_bag.py test_collection.py "
     "test_collection_gradients.py test_gradients_in_use.py test_trace.py resolve/test_lookup.py "
     "places/test_contains.py places/test_counts_in_memory.py optim/test_fused.py "
@@ -128,6 +133,10 @@ TESTS = {
         ("dist/gradients", "dist/clipping", "dist/merging", "dist/waiting", "dist/timeouts"),
         "dist/test_waiting.py dist/test_sharded.py dist/test_merging.py dist/test_uneven.py "
         "dist/test_scaling.py dist/test_out_of_step.py",
+    ),
+    **dict.fromkeys(
+        ("dist/by_machine", "dist/machines"),
+        "dist/test_by_machine.py dist/test_exchanged_messages.py",
     ),
     **dict.fromkeys(
         ("dist/averaging", "dist/dense"), "dist/test_distribute.py dist/test_habits.py"

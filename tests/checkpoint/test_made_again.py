@@ -157,6 +157,16 @@ def test_a_model_that_somebody_else_wrote_is_checked(tmp_path, what):
         load_model(tmp_path)
 
 
+def test_a_model_that_is_there_is_compared_with_what_somebody_else_wrote(tmp_path):
+    damage, message = HOSTILE["a schema that is none"]
+    damage(saved(tmp_path, with_bias(1)))
+    model = with_bias(1)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    with pytest.raises(CheckpointError, match=f"(?s)step-000000000000/.*{message}"):
+        hb.load(tmp_path, model)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
 @pytest.mark.parametrize("untouched", ["lazy", "exact"])
 @pytest.mark.parametrize("into", PLACES)
 @pytest.mark.parametrize("of", PLACES)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hotbed.serve.http.batching import Batcher, _Seconds
+from hotbed.serve.http.batching import QUICK, Batcher, _Seconds
 from hotbed.serve.http.errors import RequestError
 from hotbed.serve.http.limits import Limits
 from hotbed.serve.http.metrics import Metrics
@@ -39,14 +38,11 @@ class Multiplying:
         self.inputs: dict[str, Input] = inputs_of_bundle(bundle, Limits())
         self.may = threading.Event()
         self.may.set()
-        self.takes = 0.0
-        """Seconds of an answer."""
         self.batches: list[list[float]] = []
         self.threads: list[str] = []
 
     def answers(self, asked: Mapping[str, Part], tables: object) -> dict[str, np.ndarray]:
         assert self.may.wait(30)
-        time.sleep(self.takes)
         self.threads.append(threading.current_thread().name)
         values = asked["x"].values
         self.batches.append(values.tolist())
@@ -113,19 +109,28 @@ def test_those_that_come_meanwhile_are_answered_at_once() -> None:
     asyncio.run(run())
 
 
+class Expected:
+    """Stands for how long batches were measured to take."""
+
+    seconds = 0.0
+
+    def measured(self, samples: int, seconds: float) -> None: ...
+
+    def of(self, batches: int, samples: int) -> float:
+        return self.seconds
+
+
 def test_what_takes_long_is_answered_in_a_thread() -> None:
-    """What is quick is answered in the event loop, until it takes longer: others are read meanwhile."""
+    """What is quick is answered in the event loop: others are read while what is not, or unknown, is."""
 
     async def run() -> None:
         model, batcher = Multiplying(), Batcher(Nowhere(), Limits(), METRICS)
-        for takes in (0.0, 0.0, 0.0, 0.05, 0.05):
-            model.takes = takes
+        expected: Any = Expected()
+        batcher._seconds = expected
+        for expected.seconds in (0.0, QUICK / 2, 2 * QUICK):
             assert await ask(batcher, model, 1) == [2.0]
         here = threading.current_thread().name
-        assert model.threads[1:4] == [here] * 3, (
-            "answers that take no time take the way to a thread"
-        )
-        assert here not in (model.threads[0], model.threads[4]), "unknown or long, and in the loop"
+        assert [thread == here for thread in model.threads] == [False, True, False]
 
     asyncio.run(run())
 
