@@ -368,6 +368,8 @@ class Odd(nn.Module):
             given = given % 5
         if self.what == "ids changed in place":
             given.remainder_(5)
+        if self.what == "bags changed in place":
+            given.offsets[1] = 2
         found = self.vectors({"a": given})["a"]
         if self.what == "twice":
             found = found + self.vectors({"a": given})["a"]
@@ -397,6 +399,7 @@ class Odd(nn.Module):
         ("a fixed number of ids", "fixed to the number of samples"),
         ("one sample", "at least two"),
         ("ids changed in place", "changes 'a' of its batch"),
+        ("bags changed in place", "changes 'a' of its batch"),
         ("an answer's name", "'output' is asked with and answered"),
         ("an array", "are ndarray. Give the sample's as tensors"),
     ],
@@ -407,7 +410,7 @@ def test_what_cannot_be_exported(what: str, told: str, tmp_path: Path) -> None:
         bags.weights = torch.ones(6)
     sample = (
         bags
-        if what in ("unpooled bags", "weights", "a fixed number of ids")
+        if what in ("unpooled bags", "weights", "a fixed number of ids", "bags changed in place")
         else ids(9, 1 if what == "one sample" else B)
     )
     batch = {"a": sample.numpy() if what == "an array" else sample}
