@@ -139,7 +139,8 @@ TESTS = {
         "dist/test_by_machine.py dist/test_exchanged_messages.py",
     ),
     **dict.fromkeys(
-        ("dist/averaging", "dist/dense"), "dist/test_distribute.py dist/test_habits.py"
+        ("dist/averaging", "dist/dense", "dist/distribute"),
+        "dist/test_distribute.py dist/test_habits.py dist/test_alike_on_ranks.py",
     ),
     "serve": "serve/test_reading.py serve/test_bundles.py serve/test_what_is_not_served.py "
     "serve/test_standalone.py serve/test_quantized.py",
