@@ -548,6 +548,39 @@ def test_a_stock_client(both: Both) -> None:
     client.close()
 
 
+def test_bytes_of_messages() -> None:
+    """As Triton's classes wrote them."""
+    request = bytes.fromhex(
+        "0a016d1201311a016122080a017012031a01762a0d0a01781204465033321a0201022a3f0a01791205494e5436"
+        "341a01022a300a0101120affffffffffffffffff011a068080808080202201012a010232040000003f3a080000"
+        "00000000d03f42016232030a016f3a083132333435363738"
+    )
+    message = messages.message_class("ModelInferRequest").FromString(request)
+    assert (message.model_name, message.model_version, message.id) == ("m", "1", "a")
+    assert message.parameters["p"].string_param == "v" and message.outputs[0].name == "o"
+    first, second = message.inputs
+    assert (first.name, first.datatype, [*first.shape]) == ("x", "FP32", [1, 2])
+    filled = {field.name: [*values] for field, values in second.contents.ListFields()}
+    assert filled == {
+        **{"bool_contents": [True], "int_contents": [-1], "int64_contents": [1 << 40]},
+        **{"uint_contents": [1], "uint64_contents": [2], "fp32_contents": [0.5]},
+        **{"fp64_contents": [0.25], "bytes_contents": [b"b"]},
+    }
+    assert [*message.raw_input_contents] == [b"12345678"]
+    assert message.SerializeToString(deterministic=True) == request
+    output = {"name": "o", "datatype": "FP32", "shape": [2]}
+    answer = messages.message_class("ModelInferResponse")(
+        model_name="m",
+        model_version="1",
+        id="a",
+        outputs=[{**output, "contents": {"fp32_contents": [1, 2]}}],
+        raw_output_contents=[b"z"],
+    )
+    assert answer.SerializeToString().hex() == (
+        "0a016d1201311a01612a180a016f1204465033321a01022a0a32080000803f0000004032017a"
+    )
+
+
 def test_messages_are_those_of_the_protocol() -> None:
     """Field by field, as Triton's client has them."""
     generated = pytest.importorskip("tritonclient.grpc.service_pb2")

@@ -104,7 +104,7 @@ def asked_of(request: InferRequest, model: ServedModel, limits: Limits) -> Asked
         sizes, count = sizes_of(each.name, each.shape)
         flat = _of_raw(each, raw[n], count) if raw else _of_fields(each, count)
         tensors[each.name] = _Array(each.name, sizes, flat)
-    outputs = outputs_of([each.name for each in request.outputs], model)
+    outputs = outputs_of((each.name for each in request.outputs), model)
     return Asked(*samples_of(tensors, model, limits), request.id, outputs, bool(raw))
 
 

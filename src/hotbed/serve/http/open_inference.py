@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import importlib.metadata
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -133,7 +133,7 @@ def _alike(kind: str) -> str:
     return "iu" if kind in "iu" else kind
 
 
-def outputs_of(names: Sequence[object], model: ServedModel) -> list[str]:
+def outputs_of(names: Iterable[object], model: ServedModel) -> list[str]:
     """Return the outputs that a request names, or all where it names none.
 
     Raises:
