@@ -478,6 +478,35 @@ def test_too_much_to_do(bundle: Path) -> None:
         assert ("grpc-retry-pushback-ms", "1000") in each.trailing_metadata()
 
 
+def test_connections_that_are_closed_lose_no_call(
+    bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hotbed.serve.grpc.listening.AGE", 0.05)
+    with Both(bundle, limits=dataclasses.replace(LIMITS, waiting=60)) as both:
+        with ThreadPoolExecutor(4) as pool:
+            found = [*pool.map(lambda _: both.grpc.ask("ModelInfer", ONE), range(1000))]
+    assert len(found) == 1000
+
+
+def test_messages_are_read_a_few_at_a_time(bundle: Path) -> None:
+    """One that does not come keeps others waiting until it is given up, where only one may be read."""
+    with Both(bundle, limits=dataclasses.replace(LIMITS, bodies=1, seconds=1)) as both:
+        go_on = threading.Event()
+
+        def never() -> Iterator[bytes]:
+            go_on.wait(WAIT)
+            yield b""
+
+        assert arrays_of(both.grpc.ask("ModelInfer", ONE))
+        call = both.grpc.channel.stream_unary("/inference.GRPCInferenceService/ModelInfer")
+        slow = call.future(never(), timeout=WAIT)
+        assert slow.code() is Code.DEADLINE_EXCEEDED
+        go_on.set()
+        with ThreadPoolExecutor(8) as pool:
+            found = [*pool.map(lambda _: both.grpc.ask("ModelInfer", ONE), range(50))]
+        assert len(found) == 50
+
+
 def test_errors_of_the_server_tell_nothing(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with Both(bundle) as both:
 

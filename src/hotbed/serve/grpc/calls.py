@@ -9,12 +9,12 @@ import time
 import grpc
 from google.protobuf.message import DecodeError, Message
 
-from hotbed.serve.grpc.service import Method
+from hotbed.serve.grpc.service import Method, methods_of
 from hotbed.serve.http.errors import RequestError
 from hotbed.serve.http.server import Server
 from hotbed.serve.http.tokens import is_known
 
-__all__ = ["handler_of"]
+__all__ = ["handlers_of"]
 
 CODES = {
     400: grpc.StatusCode.INVALID_ARGUMENT,
@@ -32,20 +32,25 @@ TOLD = 1000
 _log = logging.getLogger("uvicorn.error")
 
 
-def handler_of(server: Server, method: Method) -> grpc.RpcMethodHandler:
-    """Return what answers a method, as gRPC calls it.
+def handlers_of(server: Server) -> dict[str, grpc.RpcMethodHandler]:
+    """Return what answers each method, as gRPC calls it.
 
     A call of one message is, on the wire, a stream of one: so it is taken here, which lets a call be refused
     before its message is read, and a message be awaited for as long as the limits say.
     """
-    return grpc.stream_unary_rpc_method_handler(_Calls(server, method).answer)
+    reading = asyncio.Semaphore(max(1, server.limits.bodies // server.limits.body))
+    return {
+        name: grpc.stream_unary_rpc_method_handler(_Calls(server, method, reading).answer)
+        for name, method in methods_of(server).items()
+    }
 
 
 class _Calls:
-    """Calls of a method."""
+    """Calls of a method. `reading`: how many messages of all methods may be read at a time; others stay with
+    their clients, but for what they may send unasked."""
 
-    def __init__(self, server: Server, method: Method) -> None:
-        self._server, self._method = server, method
+    def __init__(self, server: Server, method: Method, reading: asyncio.Semaphore) -> None:
+        self._server, self._method, self._reading = server, method, reading
 
     async def answer(self, messages: object, context: grpc.aio.ServicerContext) -> bytes:
         begun, code = time.perf_counter(), grpc.StatusCode.CANCELLED
@@ -81,12 +86,17 @@ class _Calls:
     async def _received(self, context: grpc.aio.ServicerContext) -> bytes:
         seconds = self._server.limits.seconds
         try:
-            message: bytes = await asyncio.wait_for(context.read(), seconds)
+            message: bytes = await asyncio.wait_for(self._read(context), seconds)
         except asyncio.TimeoutError:
             raise RequestError(408, f"The message has not come in {seconds:g} s.") from None
         if message is grpc.aio.EOF:
             raise RequestError(400, "The call has ended without a message.")
         return message
+
+    async def _read(self, context: grpc.aio.ServicerContext) -> bytes:
+        async with self._reading:
+            message: bytes = await context.read()
+            return message
 
     def _check_token(self, context: grpc.aio.ServicerContext) -> None:
         given = [value for key, value in context.invocation_metadata() if key == "authorization"]

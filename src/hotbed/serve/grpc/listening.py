@@ -8,16 +8,16 @@ from pathlib import Path
 
 import grpc
 
-from hotbed.serve.grpc.calls import handler_of
+from hotbed.serve.grpc.calls import handlers_of
 from hotbed.serve.grpc.messages import SERVICE
-from hotbed.serve.grpc.service import methods_of
 from hotbed.serve.http.server import Server
 from hotbed.serve.http.settings import ServeSettings
 
 __all__ = ["answering"]
 
-IDLE = 300.0
-"""Seconds after which a connection without calls is closed; clients open another."""
+IDLE, AGE = 300.0, 600.0
+"""Seconds after which a connection is closed that has no calls, and any; clients open another. So workers
+that have begun later get some, and answers that nobody takes are given up."""
 UNCOMPRESSED = 1
 """As a set of bits, of algorithms: messages are expanded before anybody looks at their size."""
 
@@ -39,12 +39,15 @@ async def answering(server: Server, address: str) -> AsyncIterator[None]:
         "grpc.max_allowed_incoming_connections": limits.connections,
         "grpc.server_handshake_timeout_ms": round(1000 * limits.seconds),
         "grpc.max_connection_idle_ms": round(1000 * IDLE),
+        "grpc.max_connection_age_ms": round(1000 * AGE),
+        "grpc.max_connection_age_grace_ms": round(2000 * limits.seconds),
+        "grpc.http2.bdp_probe": 0,  # or clients may send megabytes unasked
     }
     listener = grpc.aio.server(
         options=[*options.items()], maximum_concurrent_rpcs=limits.connections
     )
-    handlers = {name: handler_of(server, method) for name, method in methods_of(server).items()}
-    listener.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
+    service = grpc.method_handlers_generic_handler(SERVICE, handlers_of(server))
+    listener.add_generic_rpc_handlers((service,))
     _listen(listener, address, server.settings)
     await listener.start()
     try:
