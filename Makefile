@@ -7,6 +7,8 @@ TORCHREC_NEEDS := tensordict==0.15.3 pyre-extensions==0.0.32
 FOREIGN := deepctr-torch==0.3.0 torch-rechub==0.9.0 recbole==1.2.1
 FOREIGN_NEEDS := colorama colorlog pandas plotly psutil pytorch-lightning pyyaml requests scikit-learn scipy tabulate \
                  tensorboard texttable tqdm
+# A client of gRPC. Without what it declares, which would hold other packages back.
+CLIENTS := tritonclient==2.73.0 python-rapidjson==1.25
 # `make test` goes without these, as they bring much with them.
 MORE_FOREIGN := fuxictr==2.3.10 pytorch-widedeep==1.7.0 $(PEERS)
 MORE_FOREIGN_NEEDS := transformers==5.24.0 $(TORCHREC_NEEDS) einops fastparquet h5py iopath msgpack polars ray torchmetrics wrapt
@@ -58,7 +60,7 @@ $(VENV)/stamp-tools: $(VENV)/stamp-hotbed
 $(VENV)/stamp-foreign: $(VENV)/stamp-build
 	@echo "Installing models of others, which tests convert ..."
 	@mkdir -p build
-	@$(PIP) --no-deps $(FOREIGN)
+	@$(PIP) --no-deps $(FOREIGN) $(CLIENTS)
 	@$(PIP) $(FOREIGN_NEEDS) 2>build/foreign.log || (cat build/foreign.log >&2; exit 1)  # of pins it complains there
 	@touch $@
 

@@ -318,6 +318,7 @@ def changed(n: int, **changes: Any) -> list[dict[str, Any]]:
         (changed(1, shape=[2]), "user: has 1 values, and a shape of 2"),
         (changed(1, shape=[]), "user: has a shape"),
         (changed(1, shape=[1 << 62, 1 << 62]), "user: has a shape with a size that is none"),
+        (changed(1, shape=[(1 << 31) - 1] * 99), "user: has a shape of 99 sizes, and may have"),
         (changed(1, shape=[-1, -1]), "user: has a shape with a size that is none"),
         (changed(1, data=None, parameters={"binary_data_size": 8}), "user: data binary data"),
         (changed(1, name="nobody"), "nobody: is not known"),

@@ -24,6 +24,8 @@ class ServeOptions:
     """What hotbed export or hotbed.export wrote."""
     bind: Annotated[str, ADDRESS] = "127.0.0.1:8501"
     """Where connections are taken."""
+    grpc: Annotated[str | None, ADDRESS] = None
+    """Where gRPC is answered, too. It needs pip install 'hotbed\\[grpc]'. Default: nowhere."""
     follow: Annotated[str | None, RUN] = None
     """The folder of a run: each of its checkpoints is served as soon as it is there."""
     workers: int = 1
@@ -107,6 +109,7 @@ def serve(given: dict[str, object]) -> None:
             bundle=folder,
             name=options.name or os.path.basename(folder),
             threads=options.threads,
+            grpc=options.grpc,
             follow=options.follow,
             memory=None if options.memory is None else parse_bytes(options.memory),
             workers=options.workers,

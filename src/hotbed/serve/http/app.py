@@ -87,7 +87,8 @@ def app_of(settings: ServeSettings) -> Gate:
         tasks = [asyncio.create_task(server.watch())]
         if settings.workers > 1:
             tasks.append(asyncio.create_task(_end_with_parent()))
-        yield
+        async with _grpc(server):
+            yield
         for task in tasks:
             task.cancel()
         await server.end()
@@ -99,6 +100,15 @@ def app_of(settings: ServeSettings) -> Gate:
     )
     app.router.redirect_slashes = False
     return Gate(app, server.tokens, server.metrics)
+
+
+def _grpc(server: Server) -> contextlib.AbstractAsyncContextManager[None]:
+    """For an ``async with`` statement: gRPC is answered, too, where the settings say so."""
+    if server.settings.grpc is None:
+        return contextlib.nullcontext()
+    from hotbed.serve.grpc.listening import answering
+
+    return answering(server, server.settings.grpc)
 
 
 async def _end_with_parent() -> None:

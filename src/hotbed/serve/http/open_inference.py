@@ -1,27 +1,32 @@
-"""Requests and answers of the Open Inference Protocol, version 2: ``/v2/models/NAME/infer``."""
+"""Requests and answers of the Open Inference Protocol, version 2, however they are written: as JSON
+(`hotbed.serve.http.open_inference_json`), or as messages of gRPC (`hotbed.serve.grpc.tensors`)."""
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Sequence
+import importlib.metadata
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from hotbed.files import Json
 from hotbed.serve.http.errors import RequestError, wrong
 from hotbed.serve.http.limits import Limits
 from hotbed.serve.http.model import ServedModel
-from hotbed.serve.http.parts import Answers, Input, Part
+from hotbed.serve.http.parts import Input, InputTensor, Part
 
 __all__ = [
+    "DATATYPES",
     "LENGTHS",
     "LENGTH_TYPES",
-    "Asked",
-    "answered",
-    "asked_of",
+    "Samples",
+    "check_datatype",
     "datatypes_of",
+    "kinds_of",
     "metadata_of",
+    "outputs_of",
+    "samples_of",
+    "server_metadata",
+    "sizes_of",
 ]
 
 DATATYPES = {
@@ -40,99 +45,82 @@ LENGTHS = ".lengths"
 """What follows the name of an input in that of its bags' lengths."""
 LENGTH_TYPES = ("INT32", "INT64")
 """Datatypes of lengths."""
+SIZES = 64
+"""That a shape may have at most, as in NumPy."""
 
 
-class Asked(NamedTuple):
-    """A request as it was understood."""
+class Samples(NamedTuple):
+    """What a request asks with."""
 
     parts: dict[str, Part]
     samples: int
-    id: str | None
-    outputs: list[str]
 
 
-class _Tensor(NamedTuple):
-    shape: list[int]
-    flat: list[Json]
-
-
-def asked_of(body: Json, model: ServedModel, limits: Limits) -> Asked:
-    """Return what the body of a request asks with.
+def samples_of(tensors: Mapping[str, InputTensor], model: ServedModel, limits: Limits) -> Samples:
+    """Return the samples of tensors by name, those of lengths among them.
 
     Raises:
-        RequestError: it is not as the signature says.
+        RequestError: they are not as the signature says.
     """
-    if not isinstance(body, dict) or not isinstance(body.get("inputs"), list):
-        raise RequestError(400, "The body is an object with inputs, a list of tensors.")
-    id = body.get("id")
-    if id is not None and not isinstance(id, str):
-        raise wrong("id", "is a string.")
-    tensors = _tensors(body["inputs"], model)
     parts = {}
     for name, each in model.inputs.items():
         if name not in tensors:
             raise wrong(name, f"is missing. inputs takes {', '.join(model.inputs)}.")
         lengths = None if name + LENGTHS in model.inputs else tensors.get(name + LENGTHS)
         tensor = tensors[name]
-        samples = tensor.shape[0] if lengths is None else len(lengths.flat)
+        samples = tensor.shape[0] if lengths is None else lengths.size
         if samples > limits.samples:
             raise RequestError(
                 413, f"There are {samples} samples, and {limits.samples} may be asked."
             )
-        parts[name] = each.of_tensor(*tensor, None if lengths is None else lengths.flat)
+        parts[name] = each.of_tensor(tensor, lengths)
     count = next(iter(parts.values())).samples
     for name, part in parts.items():
         if part.samples != count:
             raise wrong(name, f"has {part.samples} samples, and another input {count}.")
     if not count:
         raise RequestError(400, "There are no samples.")
-    return Asked(parts, count, id, _outputs(body.get("outputs"), model))
+    return Samples(parts, count)
 
 
-def _tensors(inputs: Json, model: ServedModel) -> dict[str, _Tensor]:
-    assert isinstance(inputs, list)
-    tensors: dict[str, _Tensor] = {}
-    for n, each in enumerate(inputs):
-        name = each.get("name") if isinstance(each, dict) else None
-        if not isinstance(each, dict) or not isinstance(name, str):
-            raise wrong(f"inputs[{n}]", "is an object with name, shape, datatype and data.")
-        about = model.inputs.get(name.removesuffix(LENGTHS)) or model.inputs.get(name)
-        if about is None:
-            known = ", ".join(model.inputs)
-            raise wrong(name[:40], f"is not known. inputs takes {known}.")
-        if name in tensors:
-            raise wrong(name, "is there twice.")
-        kinds = datatypes_of(about) if name in model.inputs else LENGTH_TYPES
-        tensors[name] = _tensor(name, each, kinds)
-    return tensors
+def kinds_of(name: str, model: ServedModel, before: Collection[str]) -> Sequence[str]:
+    """Return the datatypes that a tensor takes. `before`: names of tensors before it.
+
+    Raises:
+        RequestError: the model takes no tensor of this name, or has it already.
+    """
+    about = model.inputs.get(name.removesuffix(LENGTHS)) or model.inputs.get(name)
+    if about is None:
+        known = ", ".join(model.inputs)
+        raise wrong(name[:40], f"is not known. inputs takes {known}.")
+    if name in before:
+        raise wrong(name, "is there twice.")
+    return datatypes_of(about) if name in model.inputs else LENGTH_TYPES
 
 
-def _tensor(name: str, given: dict[str, Json], kinds: Sequence[str]) -> _Tensor:
-    shape, flat = given.get("shape"), given.get("data")
-    if given.get("datatype") not in kinds:
+def check_datatype(name: str, datatype: object, kinds: Sequence[str]) -> None:
+    """Raise RequestError unless a tensor's datatype is one of `kinds`."""
+    if datatype not in kinds:
         raise wrong(name, f"takes the datatype {' or '.join(kinds)}.")
-    if not isinstance(shape, list) or not shape:
+
+
+def sizes_of(name: str, shape: Sequence[object]) -> tuple[list[int], int]:
+    """Return the sizes of a tensor's shape, and how many values it has.
+
+    Raises:
+        RequestError: they are none.
+    """
+    if not shape:
         raise wrong(name, "has a shape: a list of sizes, the samples first.")
-    sizes: list[int] = []
+    if len(shape) > SIZES:  # before they are multiplied
+        raise wrong(name, f"has a shape of {len(shape)} sizes, and may have {SIZES}.")
+    sizes, count = [], 1
     for size in shape:
         if type(size) is not int or not 0 <= size < 1 << 31:
             raise wrong(name, "has a shape with a size that is none.")
         sizes.append(size)
-    if not isinstance(flat, list):
-        told = "binary data is not taken" if "parameters" in given else "is missing"
-        raise wrong(name, f"data {told}: give a list of values.")
-    for size in sizes[1:]:
-        if not flat or not isinstance(flat[0], list):
-            break
-        if not all(isinstance(each, list) and len(each) == size for each in flat):
-            raise wrong(name, f"has data whose lists are not all of {size} values.")
-        flat = [*itertools.chain.from_iterable(flat)]  # type: ignore[arg-type]
-    count = 1
-    for size in sizes:
         count *= size
-    if len(flat) != count:
-        raise wrong(name, f"has {len(flat)} values, and a shape of {count}.")
-    return _Tensor(sizes, flat)
+    return sizes, count
 
 
 def datatypes_of(each: Input) -> list[str]:
@@ -145,15 +133,15 @@ def _alike(kind: str) -> str:
     return "iu" if kind in "iu" else kind
 
 
-def _outputs(given: Json, model: ServedModel) -> list[str]:
+def outputs_of(names: Iterable[object], model: ServedModel) -> list[str]:
+    """Return the outputs that a request names, or all where it names none.
+
+    Raises:
+        RequestError: there is no such output, or one is named twice.
+    """
     known = [each["name"] for each in model.about["outputs"]]
-    if given is None:
-        return known
-    if not isinstance(given, list):
-        raise wrong("outputs", "is a list of objects with name.")
-    wanted = []
-    for each in given:
-        name = each.get("name") if isinstance(each, dict) else None
+    wanted: list[str] = []
+    for name in names:
         if name not in known:
             raise wrong("outputs", f"takes the names {', '.join(known)}.")
         if name in wanted:
@@ -162,23 +150,17 @@ def _outputs(given: Json, model: ServedModel) -> list[str]:
     return wanted or known
 
 
-def answered(answers: Answers, asked: Asked, name: str, version: str) -> object:
-    """Return the body of an answer, with NumPy's arrays in it."""
-    outputs = [
-        {
-            "name": output,
-            "shape": [*answers[output].shape],
-            "datatype": DATATYPES[answers[output].dtype.name],
-            "data": answers[output].reshape(-1),
-        }
-        for output in asked.outputs
-    ]
-    told = {"model_name": name, "model_version": version, "outputs": outputs}
-    return told if asked.id is None else {**told, "id": asked.id}
+def server_metadata() -> dict[str, object]:
+    """Return what the server tells of itself."""
+    return {
+        "name": "hotbed",
+        "version": importlib.metadata.version("hotbed"),
+        "extensions": [],
+    }
 
 
-def metadata_of(name: str, model: ServedModel) -> object:
-    """Return the body of an answer about a model."""
+def metadata_of(name: str, model: ServedModel) -> dict[str, object]:
+    """Return what is told of a model."""
     return {
         "name": name,
         "versions": [model.version],

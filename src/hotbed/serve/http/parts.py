@@ -23,7 +23,7 @@ from hotbed.serve.http.limits import Limits
 from hotbed.serve.reading import BundleTable, ReadTable, RequestedLookup, vectors_of_all
 from hotbed.serve.versions import Version
 
-__all__ = ["Answers", "Answering", "Input", "Part", "inputs_of_bundle", "looked_up"]
+__all__ = ["Answers", "Answering", "Input", "InputTensor", "Part", "inputs_of_bundle", "looked_up"]
 
 Answers = dict[str, NDArray[np.generic]]
 """Outputs by name, (B, ...) each."""
@@ -47,6 +47,25 @@ class Part(NamedTuple):
     def samples(self) -> int:
         """Return how many there are."""
         return len(self.values) if self.offsets is None else len(self.offsets) - 1
+
+
+class InputTensor(abc.ABC):
+    """A tensor of a request, whose values are not checked yet. `size`: how many, as the shape says."""
+
+    def __init__(self, name: str, shape: Sequence[int], size: int) -> None:
+        self.name, self.shape, self.size = name, shape, size
+
+    @abc.abstractmethod
+    def values(self, taken_by: Input) -> NDArray[np.generic]:
+        """Return the values, (n,), as an input takes them.
+
+        Raises:
+            RequestError: it does not take them.
+        """
+
+    @abc.abstractmethod
+    def integers(self) -> NDArray[np.int64] | None:
+        """Return the values, (n,), or None where they are no integers of 64 bits."""
 
 
 class Input(abc.ABC):
@@ -76,7 +95,7 @@ class Input(abc.ABC):
         """
 
     @abc.abstractmethod
-    def of_tensor(self, shape: Sequence[int], flat: Flat, lengths: Flat | None) -> Part:
+    def of_tensor(self, tensor: InputTensor, lengths: InputTensor | None) -> Part:
         """Return the values of a tensor. `lengths`: of bags, if they are given.
 
         Raises:
@@ -215,13 +234,13 @@ class Fixed(Input):
             flat = [*itertools.chain.from_iterable(flat)]  # type: ignore[arg-type]
         return Part(self.checked(flat).reshape(len(values), *self.about["shape"]))
 
-    def of_tensor(self, shape: Sequence[int], flat: Flat, lengths: Flat | None) -> Part:
-        wanted = self.about["shape"]
+    def of_tensor(self, tensor: InputTensor, lengths: InputTensor | None) -> Part:
+        wanted, shape = self.about["shape"], tensor.shape
         if lengths is not None:
             raise wrong(self.name, "takes no lengths: its shape is fixed.")
         if [*shape[1:]] != wanted and not (not wanted and [*shape[1:]] == [1]):
             raise wrong(self.name, f"takes the shape [samples, {_shape(wanted)}], not {[*shape]}.")
-        return Part(self.checked(flat).reshape(shape[0], *wanted))
+        return Part(tensor.values(self).reshape(shape[0], *wanted))
 
     def of_batch(self, entry: Tensor | Jagged) -> Part:
         if isinstance(entry, Jagged) or [*entry.shape[1:]] != self.about["shape"]:
@@ -257,23 +276,25 @@ class Bags(Input):
                 raise wrong(self.name, f"takes lists of ids, not {_short(each)}.")
         lengths = [*map(len, values)]  # type: ignore[arg-type]
         flat = [*itertools.chain.from_iterable(values)]  # type: ignore[arg-type]
-        return self._of_lengths(flat, np.array(lengths, np.int64))
+        offsets = self._ends(np.array(lengths, np.int64))
+        return Part(self.checked(flat), offsets)
 
-    def of_tensor(self, shape: Sequence[int], flat: Flat, lengths: Flat | None) -> Part:
+    def of_tensor(self, tensor: InputTensor, lengths: InputTensor | None) -> Part:
+        shape = tensor.shape
         if lengths is not None:
-            try:
-                each = np.array([n for n in lengths if type(n) is int and n >= 0], np.int64)
-            except OverflowError:
-                each = np.empty(0, np.int64)
-            if len(each) != len(lengths):
+            counts = lengths.integers()
+            if counts is None or int(counts.min(initial=0)) < 0:
                 raise wrong(self.name, "lengths are counts of ids.")
-            if len(shape) != 1 or int(each.sum()) != len(flat):
-                raise wrong(self.name, f"has {len(flat)} ids, and lengths of {int(each.sum())}.")
-            return self._of_lengths(flat, each)
-        if len(shape) > 2:
+            if len(shape) != 1 or int(counts.sum()) != tensor.size:
+                raise wrong(
+                    self.name, f"has {tensor.size} ids, and lengths of {int(counts.sum())}."
+                )
+        elif len(shape) > 2:
             raise wrong(self.name, f"takes the shape [samples, ids], not {[*shape]}.")
-        size = shape[1] if len(shape) == 2 else 1
-        return self._of_lengths(flat, np.full(shape[0], size, np.int64))
+        else:
+            counts = np.full(shape[0], shape[1] if len(shape) == 2 else 1, np.int64)
+        offsets = self._ends(counts)
+        return Part(tensor.values(self), offsets)
 
     def of_batch(self, entry: Tensor | Jagged) -> Part:
         if isinstance(entry, Jagged):
@@ -284,10 +305,6 @@ class Bags(Input):
         values = entry.numpy().reshape(len(entry), -1)
         offsets = self._ends(np.full(len(values), values.shape[1]))
         return Part(self.checked_array(values.reshape(-1)), offsets)
-
-    def _of_lengths(self, flat: Flat, lengths: NDArray[np.int64]) -> Part:
-        offsets = self._ends(lengths)
-        return Part(self.checked(flat), offsets)
 
     def _ends(self, lengths: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return (B + 1,) where bags begin and end; raises RequestError where one is too large."""

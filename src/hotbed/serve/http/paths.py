@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.metadata
 from collections.abc import Mapping
 
 import orjson
@@ -11,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
 from hotbed.files import Json
-from hotbed.serve.http import open_inference, tf_serving
+from hotbed.serve.http import open_inference, open_inference_json, tf_serving
 from hotbed.serve.http.bodies import json_of
 from hotbed.serve.http.errors import RequestError
 from hotbed.serve.http.limits import Limits
@@ -97,8 +96,7 @@ class Paths:
         return json_response({"model_spec": spec, "metadata": about}, headers=_told(model))
 
     async def v2_server(self, request: Request) -> Response:
-        version = importlib.metadata.version("hotbed")
-        return json_response({"name": "hotbed", "version": version, "extensions": []})
+        return json_response(open_inference.server_metadata())
 
     async def v2_metadata(self, request: Request) -> Response:
         model = self._model(request)
@@ -114,23 +112,16 @@ class Paths:
         model = self._model(request)
         self._server.batcher.check()
         body = await json_of(request, self._server.limits)
-        asked = open_inference.asked_of(body, model, self._server.limits)
+        asked = open_inference_json.asked_of(body, model, self._server.limits)
         answers = await self._server.answers(model, asked.parts, asked.samples)
         name = self._server.settings.name
-        told = open_inference.answered(answers, asked, name, model.version)
+        told = open_inference_json.answered(answers, asked, name, model.version)
         return json_response(told, headers=_told(model))
 
     def _model(self, request: Request) -> ServedModel:
         """Return the version that a path names, or the one that is served."""
-        name, version = request.path_params["name"], request.path_params.get("version")
-        model = self._server.model
-        if name != self._server.settings.name:
-            raise RequestError(
-                404, f"There is no model of this name; {self._server.settings.name} is here."
-            )
-        if version is not None and version != model.version:
-            raise RequestError(404, f"This version is not served; {model.version} is.")
-        return model
+        about = request.path_params
+        return self._server.named(about["name"], about.get("version"))
 
 
 async def _asked(body: Json, model: tf_serving.Asking, limits: Limits) -> tf_serving.Asked:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import NoReturn, TypedDict
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -15,7 +16,69 @@ from hotbed.serve.http.paths import json_response
 from hotbed.serve.http.server import Server
 from hotbed.serve.versions import pin, pinned, unpin, versions_of
 
-__all__ = ["routes_of"]
+__all__ = ["Listed", "Repository", "routes_of"]
+
+
+class Listed(TypedDict):
+    """A version, as it is listed."""
+
+    name: str
+    version: str
+    state: str
+    reason: str
+
+
+class Repository:
+    """The versions of a server's model."""
+
+    def __init__(self, server: Server) -> None:
+        self._server, self._bundle = server, server.settings.bundle
+
+    async def index(self) -> list[Listed]:
+        """Return all versions that are there, the newest last.
+
+        Raises:
+            RequestError: they cannot be read now.
+        """
+        try:
+            there = await asyncio.to_thread(versions_of, self._bundle)
+            fixed = await asyncio.to_thread(pinned, self._bundle)
+        except (BundleError, OSError) as error:
+            raise RequestError(503, f"{error} It is served on.", 1) from None
+        served = self._server.model.version
+        return [
+            {
+                "name": self._server.settings.name,
+                "version": each.model_version,
+                "state": "READY" if each.model_version == served else "UNAVAILABLE",
+                "reason": "" if each.model_version != fixed else "It was asked for.",
+            }
+            for each in there
+        ]
+
+    async def load(self, name: str, version: str | None) -> str:
+        """Serve a version from now on; `version`: None for the newest and those that come. Returns it.
+
+        Raises:
+            RequestError: there is no such version, or model.
+        """
+        self._server.check_name(name)
+        try:
+            if version is None:
+                await asyncio.to_thread(unpin, self._bundle)
+            else:
+                await asyncio.to_thread(pin, self._bundle, version)
+            await self._server.refresh()
+        except BundleError as error:
+            raise RequestError(400, str(error)) from None
+        except OSError as error:
+            raise RequestError(500, f"The version cannot be chosen: {error.strerror}.") from None
+        return self._server.model.version
+
+    def unload(self, name: str) -> NoReturn:
+        """Raise RequestError: a server has one model."""
+        self._server.check_name(name)
+        raise RequestError(400, "The server has one model. End it, or load another version.")
 
 
 def routes_of(server: Server) -> list[Route]:
@@ -31,58 +94,22 @@ def routes_of(server: Server) -> list[Route]:
 
 class _Paths:
     def __init__(self, server: Server) -> None:
-        self._server = server
-        self._bundle = server.settings.bundle
+        self._server, self._repository = server, Repository(server)
 
     async def index(self, request: Request) -> Response:
-        """Return all versions that are there, the newest last."""
-        try:
-            there = await asyncio.to_thread(versions_of, self._bundle)
-            fixed = await asyncio.to_thread(pinned, self._bundle)
-        except (BundleError, OSError) as error:
-            raise RequestError(503, f"{error} It is served on.", 1) from None
-        served = self._server.model.version
-        return json_response(
-            [
-                {
-                    "name": self._server.settings.name,
-                    "version": each.model_version,
-                    "state": "READY" if each.model_version == served else "UNAVAILABLE",
-                    "reason": "" if each.model_version != fixed else "It was asked for.",
-                }
-                for each in there
-            ]
-        )
+        return json_response(await self._repository.index())
 
     async def load(self, request: Request) -> Response:
-        """Serve a version from now on, or, where none is named, the newest and those that come."""
-        self._check_name(request)
+        name = request.path_params["name"]
+        self._server.check_name(name)
         body = await json_of(request, self._server.limits, empty={})
         parameters = body.get("parameters", {}) if isinstance(body, dict) else None
         if not isinstance(parameters, dict) or parameters.keys() - {"version"}:
             raise wrong("parameters", "is an object, with a version or nothing.")
         version = parameters.get("version")
-        try:
-            if version is None:
-                await asyncio.to_thread(unpin, self._bundle)
-            elif isinstance(version, str):
-                await asyncio.to_thread(pin, self._bundle, version)
-            else:
-                raise wrong("version", "is a string.")
-            await self._server.refresh()
-        except BundleError as error:
-            raise RequestError(400, str(error)) from None
-        except OSError as error:
-            raise RequestError(500, f"The version cannot be chosen: {error.strerror}.") from None
-        return json_response({"version": self._server.model.version})
+        if version is not None and not isinstance(version, str):
+            raise wrong("version", "is a string.")
+        return json_response({"version": await self._repository.load(name, version)})
 
     async def unload(self, request: Request) -> Response:
-        """Refuse: a server has one model."""
-        self._check_name(request)
-        raise RequestError(400, "The server has one model. End it, or load another version.")
-
-    def _check_name(self, request: Request) -> None:
-        if request.path_params["name"] != self._server.settings.name:
-            raise RequestError(
-                404, f"There is no model of this name; {self._server.settings.name} is here."
-            )
+        self._repository.unload(request.path_params["name"])

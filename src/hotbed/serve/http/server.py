@@ -8,6 +8,7 @@ from collections.abc import Mapping
 
 from hotbed.serve.bundle import BundleError
 from hotbed.serve.http.batching import Batcher
+from hotbed.serve.http.errors import RequestError
 from hotbed.serve.http.metrics import Metrics
 from hotbed.serve.http.model import ServedModel
 from hotbed.serve.http.parts import Answering, Answers, Part
@@ -48,6 +49,25 @@ class Server:
     async def end(self) -> None:
         """Give back what is held."""
         await self._rows.close()
+
+    def check_name(self, name: str) -> None:
+        """Raise RequestError unless the model has this name."""
+        if name != self.settings.name:
+            raise RequestError(
+                404, f"There is no model of this name; {self.settings.name} is here."
+            )
+
+    def named(self, name: str, version: str | None) -> ServedModel:
+        """Return the model that a request names. `version`: None for the one that is served.
+
+        Raises:
+            RequestError: it is not served.
+        """
+        self.check_name(name)
+        model = self.model
+        if version is not None and version != model.version:
+            raise RequestError(404, f"This version is not served; {model.version} is.")
+        return model
 
     def _opened(self, version: Version) -> ServedModel:
         model = ServedModel(self.settings, version)

@@ -48,6 +48,8 @@ class ServeSettings:
     """A file, for TLS."""
     key: str | None = None
     """Its."""
+    grpc: str | None = None
+    """``ADDRESS:PORT`` at which gRPC is answered, too, which the process that begins workers holds."""
     limits: Limits = dataclasses.field(default_factory=Limits)
 
     def __post_init__(self) -> None:
@@ -57,6 +59,8 @@ class ServeSettings:
             )
         if self.rows_only and (self.shards or self.shards_file or self.follow):
             raise InputError("rows_only has rows, and asks no shards and follows no run.")
+        if self.rows_only and self.grpc is not None:
+            raise InputError("rows_only has rows, and answers no gRPC. Pass one of them.")
         if self.memory is not None and self.memory < LEAST_MEMORY:
             raise InputError(f"memory is {self.memory:,} bytes. Pass {LEAST_MEMORY:,} or more.")
         if self.shards < 0:

@@ -1,0 +1,1 @@
+"""The Open Inference Protocol over gRPC; see docs/server.md."""
