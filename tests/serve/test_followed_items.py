@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import gc
 import json
 import os
 import threading
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +25,10 @@ from hotbed.serve import item_tower
 from hotbed.serve.following import Follower
 from hotbed.serve.http.app import app_of
 from hotbed.serve.http.limits import Limits
+from hotbed.serve.http.model import ServedModel
 from hotbed.serve.http.settings import ServeSettings
-from hotbed.serve.versions import pin, versions_of
+from hotbed.serve.http.topk import TopK
+from hotbed.serve.versions import current, pin, versions_of
 
 TOPK = "/v1/models/pairs:topk"
 LIMITS = Limits(samples=50, k=40, items=400)
@@ -233,6 +237,11 @@ def test_items_that_no_tower_takes(tmp_path: Path) -> None:
     one = hb.Jagged(ITEMS, lengths=torch.ones(len(ITEMS), dtype=torch.long))
     with pytest.raises(hb.errors.InputError, match="It is the item's id"):
         run.export(items=[{"item": one}])
+    row = torch.full((1, 4), 3e38)
+    run.model.embeddings.assign("item", ITEMS[-1:], row)
+    few = run.batch(ITEMS[:8])
+    with pytest.raises(hb.serve.ExportError, match=f"item {ITEMS[-1]} has a number that is not"):
+        run.export(sample=few)
 
 
 class Load:
@@ -280,6 +289,43 @@ def check_version(server: Running, expected: dict[int, torch.Tensor]) -> int:
         torch.testing.assert_close(torch.tensor(scores), best, atol=2e-5, rtol=0)
         torch.testing.assert_close(own, best, atol=2e-5, rtol=0)
     return step
+
+
+def test_vectors_of_earlier_versions_are_given_back(tmp_path: Path) -> None:
+    """When a server has another version, not when memory is collected: their files may be removed."""
+    run = Pairs(tmp_path)
+    run.save()
+    bundle = run.export()
+    settings = ServeSettings(bundle=str(bundle), name="pairs", limits=LIMITS)
+    gc.collect()
+    gc.disable()
+    try:
+        model = ServedModel(settings, current(bundle))
+        assert isinstance(model.topk, TopK)
+        parts = {
+            name: each.of_lists([users[name] for users in asked_of_users()])
+            for name, each in model.topk.inputs.items()
+        }
+        assert model.topk.best(3) is (best := model.topk.best(3))
+        assert best.answers(parts, model.tables)["items"].shape == (len(asked_of_users()), 3)
+        held = weakref.ref(model.topk)
+        del model, best
+        assert held() is None
+    finally:
+        gc.enable()
+
+
+def test_a_list_without_items(tmp_path: Path) -> None:
+    run = Pairs(tmp_path)
+    run.save()
+    bundle = run.export(items=None, tables={"embeddings.item": LATER})
+    run.train()
+    run.save(delta=True)
+    with Follower(bundle, run.root) as follower:
+        applied(follower)
+    with serving(bundle) as client:
+        answer = client.post(TOPK, json={"instances": asked_of_users()[:1]})
+        assert answer.json() == {"items": [[]], "scores": [[]]}
 
 
 @pytest.mark.process

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -53,10 +54,11 @@ class TopK:
         self._items = items.vectors
         self._users = session_of(items.users, threads)
         self._taken = [each.name for each in self._users.get_inputs()]
-        self._best: dict[int, _Best] = {}
+        # Weak, so that vectors of earlier versions go at once, and not with the next collection.
+        self._best = weakref.WeakValueDictionary[int, _Best]()
 
     def best(self, k: int) -> Answering:
-        """Return what answers with `k` items; the same object each time, whose requests are one batch."""
+        """Return what answers with `k` items; the same object while it is held, so requests are one batch."""
         return self._best.setdefault(k, _Best(self, k))
 
     def found(self, asked: Mapping[str, Part], tables: Mapping[str, ReadTable], k: int) -> Answers:
