@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
+from email.message import Message
 from pathlib import Path
 from typing import Any
 
@@ -36,15 +37,21 @@ class Running:
         self, how: str, path: str, body: bytes = b"", headers: Mapping[str, str] | None = None
     ) -> tuple[int, Any]:
         """Return the status and the JSON, or the text, of an answer."""
+        return self.told(how, path, body, headers)[:2]
+
+    def told(
+        self, how: str, path: str, body: bytes = b"", headers: Mapping[str, str] | None = None
+    ) -> tuple[int, Any, Message]:
+        """Return what `ask` does, and the answer's headers."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=WAIT)
         with contextlib.closing(connection):
             connection.request(how, path, body, dict(headers or {}))
             response = connection.getresponse()
             text = response.read().decode()
             try:
-                return response.status, json.loads(text)
+                return response.status, json.loads(text), response.headers
             except ValueError:
-                return response.status, text
+                return response.status, text, response.headers
 
     def workers(self) -> list[int]:
         """Return the processes that answer, by what the system says."""

@@ -8,7 +8,9 @@ import time
 from pathlib import Path
 
 import launching
+import numpy as np
 import pytest
+from serve.followed_pairs import ITEMS, Pairs
 from serve.followed_runs import Run, contents_of, served_from
 
 from hotbed.serve import BundleError
@@ -21,12 +23,12 @@ LAST = 25
 ONCE = """
 import os, signal, sys
 from hotbed.serve.following import Follower
-bundle, run, at = sys.argv[1], sys.argv[2], int(sys.argv[3])
+bundle, run, at, where = sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4]
 seen = 0
 KINDS = {"open", "os.rename", "os.link", "os.mkdir", "os.remove", "os.rmdir", "mmap.__new__"}
 def look(event, args):
     global seen
-    if event in KINDS and (event[0] == "m" or "versions" in str(args[0])):
+    if event in KINDS and (where in str(args[0]) or event[0] == "m" and where == "versions"):
         seen += 1
         if seen == at:
             os.kill(os.getpid(), signal.SIGKILL)
@@ -61,7 +63,7 @@ def test_a_follower_that_is_killed(tmp_path: Path) -> None:
         run.save(delta=number % 5 != 3)
         expected[run.step] = contents_of(run.model, tmp_path / "expected")
         at = drawn.randrange(1, CALLS) if number < KILLS else 0
-        arguments = ["-c", ONCE, str(bundle), run.root, str(at)]
+        arguments = ["-c", ONCE, str(bundle), run.root, str(at), "versions"]
         process = launching.start(launching.python, arguments, tmp_path / f"said-{number}")
         process.join()
         ends.append(process.exitcode)
@@ -72,6 +74,31 @@ def test_a_follower_that_is_killed(tmp_path: Path) -> None:
     where = Path(current(bundle).folder).parent
     parts = [name for name in os.listdir(where) if name.endswith(".part")]
     assert all(name.startswith("merged-") for name in parts) and len(parts) <= 2
+
+
+def test_a_follower_that_is_killed_beside_items(tmp_path: Path) -> None:
+    """At each file of theirs that it opens: versions that are there have vectors of their own rows."""
+    run = Pairs(tmp_path, tags=True)
+    run.save()
+    bundle = run.export()
+    expected = {run.step: run.vectors()}
+    ends: list[int | None] = []
+    while not ends or ends[-1] != 0:
+        run.train()
+        run.save(delta=True)
+        expected[run.step] = run.vectors()
+        arguments = ["-c", ONCE, str(bundle), str(run.root), str(len(ends) + 1), "/topk"]
+        process = launching.start(launching.python, arguments, tmp_path / f"said-{len(ends)}")
+        process.join()
+        ends.append(process.exitcode)
+        for version in versions_of(bundle):
+            items = open_layers(bundle, version).items
+            assert items is not None
+            np.testing.assert_array_equal(items.vectors.ids, ITEMS.sort().values)
+            own = expected[step_of(version)]
+            np.testing.assert_allclose(items.vectors.vectors, own, rtol=0, atol=1e-5)
+    assert {*ends[:-1]} == {-9} and 8 <= len(ends) <= 60
+    assert step_of(current(bundle)) == run.step
 
 
 def test_readers_beside_a_follower(tmp_path: Path) -> None:

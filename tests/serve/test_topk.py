@@ -18,12 +18,10 @@ from torch import Tensor
 
 import hotbed as hb
 from hotbed.serve import item_search
-from hotbed.serve.following import Follower
 from hotbed.serve.http.app import app_of
 from hotbed.serve.http.limits import Limits
 from hotbed.serve.http.settings import ServeSettings
 from hotbed.serve.item_search import ItemVectors
-from hotbed.serve.versions import pin
 
 TOPK, PREDICT = "/v1/models/pairs:topk", "/v1/models/pairs:predict"
 LIMITS = Limits(samples=50, k=40, items=400)
@@ -331,32 +329,6 @@ def test_a_table_without_rows(tmp_path: Path) -> None:
     with serving(hb.export(model, tmp_path / "b", sample=sample, tables=tables)) as client:
         answer = client.post(TOPK, json={"instances": [{"user": 1}, {"user": 2}]}).json()
         assert answer == {"items": [[], []], "scores": [[], []]}
-
-
-def test_versions_of_a_followed_run_have_no_items(tmp_path: Path) -> None:
-    torch.manual_seed(0)
-    model = hb.models.TwoTower(["user", "item"], dim=4, num_dense=2, hidden=(8,), out=6, seed=1)
-    optimizer = hb.optim.SGD(model.parameters(), lr=0.1)
-    trained(model, batch_of(), optimizer)
-    hb.save(tmp_path / "run", model, optimizer, step=1)
-    path = hb.export(model, tmp_path / "bundle", sample=batch_of(), step=1)
-    trained(model, batch_of(), optimizer)
-    hb.save(tmp_path / "run", model, optimizer, step=2)
-    with Follower(path, tmp_path / "run") as follower:
-        assert follower.poll() is not None
-    base = json.loads((path / "bundle.json").read_text())["model_version"]
-    with serving(path) as client:
-        response = client.post(TOPK, json={"instances": users()})
-        assert response.status_code == 409
-        assert f"those of version {base}" in response.json()["error"]
-        rows = [{**users()[0], "item": 3}]
-        assert client.post(PREDICT, json={"instances": rows}).status_code == 200
-        load = {"parameters": {"version": base}}
-        assert client.post("/v2/repository/models/pairs/load", json=load).status_code == 200
-        assert client.post(TOPK, json={"instances": users()}).status_code == 200
-    pin(path, base)
-    with serving(path) as client:
-        assert client.post(TOPK, json={"instances": users()}).status_code == 200
 
 
 @pytest.mark.process

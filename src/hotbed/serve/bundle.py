@@ -14,7 +14,10 @@
         tables/N.default.npy     the vector of an id without row
         tables/N.only.npy        of a dynamic table of which some ids were asked for: these, rising
         topk/user.onnx           of a two-tower model: the users' tower, divided by the temperature
+        topk/item.onnx           the items' tower
         topk/ids.npy             ids of all items, rising
+        topk/N.ids.npy           of the items' feature N, from 1 on: ids in the order of the items
+        topk/N.offsets.npy       where items have any number of them: where those of each begin and end
         topk/vectors.npy         float32 vectors of the items, whose products with a user's are the scores
         versions/                newer versions, see `hotbed.serve.versions`
 """
@@ -32,7 +35,9 @@ __all__ = [
     "CRITEO",
     "DENSE",
     "FORMAT",
+    "ITEM",
     "ITEM_IDS",
+    "ITEM_VECTOR",
     "ITEM_VECTORS",
     "MANIFEST",
     "PROGRAM",
@@ -49,10 +54,12 @@ __all__ = [
     "ExportError",
     "FileEntry",
     "InputEntry",
+    "ItemFeatureEntry",
     "LookupEntry",
     "OutputEntry",
     "TableEntry",
     "TopKEntry",
+    "TowersEntry",
     "is_of_a_bundle",
 ]
 
@@ -68,9 +75,10 @@ MANIFEST, DENSE, PROGRAM, STANDALONE, SAMPLE, TABLES, VERSIONS = (
 )
 CRITEO = "criteo"
 TOPK = "topk"
-USER, ITEM_IDS, ITEM_VECTORS = f"{TOPK}/user.onnx", f"{TOPK}/ids.npy", f"{TOPK}/vectors.npy"
-USER_VECTOR = "topk/user"
-"""What the users' tower answers. (A feature may have the name user.)"""
+USER, ITEM = f"{TOPK}/user.onnx", f"{TOPK}/item.onnx"
+ITEM_IDS, ITEM_VECTORS = f"{TOPK}/ids.npy", f"{TOPK}/vectors.npy"
+USER_VECTOR, ITEM_VECTOR = f"{TOPK}/user", f"{TOPK}/item"
+"""What the towers answer. (A feature may have the name user.)"""
 
 
 def is_of_a_bundle(name: str) -> bool:
@@ -164,6 +172,28 @@ class TopKEntry(TypedDict):
     """Columns of their vectors."""
 
 
+class ItemFeatureEntry(TypedDict):
+    """A feature of the items, the first of which is their id."""
+
+    input: str
+    """By whose lookup its ids become vectors."""
+    ids: int
+    """How many all items have together."""
+    bags: bool
+    """True: an item has any number of them. False: one."""
+
+
+class TowersEntry(TypedDict):
+    """What newer versions of a two-tower model are made with."""
+
+    user: dict[str, str]
+    """As `parameters` of `Bundle`, of the users' tower."""
+    item: dict[str, str]
+    """Of the items' tower."""
+    features: list[ItemFeatureEntry]
+    """In the order in which the items' tower takes them."""
+
+
 class Bundle(TypedDict):
     """The manifest."""
 
@@ -193,6 +223,8 @@ class Bundle(TypedDict):
     """dtype and shape of each tensor in the model's state_dict but for its tables."""
     topk: NotRequired[TopKEntry]
     """Of a two-tower model, if it was exported with its items."""
+    towers: NotRequired[TowersEntry]
+    """Of a bundle with `topk`; left out by an earlier Hotbed."""
     encoding: NotRequired[str]
     """`CRITEO`: columns become inputs as `hotbed.data.CriteoLog` has it. Left out: as the schema of `model`
     says, if there is one."""

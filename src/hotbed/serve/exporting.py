@@ -185,7 +185,7 @@ def export_checkpoint(
         inputs = inputs_of(traced.leaves.named, lookups, taken)
         read = {stem: BundleTable([MappedRows(folder, about)]) for stem, about in entries.items()}
         _write_sample(folder, traced, inputs, lookups, read)
-        topk = None if towers is None else write_items(folder, towers, read)
+        of_items: Mapping[str, object] = {} if towers is None else write_items(folder, towers, read)
         version = f"{'' if origin.step is None else f'{origin.step}-'}{new_uid()[:8]}"
         if standalone:
             leaves = traced.leaves.named
@@ -208,7 +208,7 @@ def export_checkpoint(
             "parameters": traced.parameters,
             "state_dict": shapes_of(dense_of(model)),
         }
-        more = {"encoding": origin.encoding, "topk": topk}
+        more = {"encoding": origin.encoding, **of_items}
         about |= {key: value for key, value in more.items() if value is not None}
         write_json_sealed(os.path.join(folder, MANIFEST), about)
     return Path(target)

@@ -42,19 +42,19 @@ class ItemVectors:
     Args:
         folder: the bundle's.
         about: what its manifest says of them.
+        version: folder of the version whose vectors they are. Default: the bundle.
 
     Raises:
         BundleError: a file is damaged.
         OSError: as of files.
     """
 
-    def __init__(self, folder: str, about: TopKEntry) -> None:
+    def __init__(self, folder: str, about: TopKEntry, version: str | None = None) -> None:
         count, width = about["items"], about["width"]
         self.ids = cast(Ints, mapped(os.path.join(folder, ITEM_IDS), np.int64, (count,)))
         """(N,), rising."""
-        self.vectors = cast(
-            Floats, mapped(os.path.join(folder, ITEM_VECTORS), np.float32, (count, width))
-        )
+        path = os.path.join(version or folder, ITEM_VECTORS)
+        self.vectors = cast(Floats, mapped(path, np.float32, (count, width)))
         """(N, w) float32."""
 
     def search(self, users: Floats, k: int) -> Best:

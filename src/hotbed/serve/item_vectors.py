@@ -1,10 +1,10 @@
-"""Vectors of the items of a two-tower model, and its users' tower, as parts of a bundle."""
+"""Items of a two-tower model and both its towers, as parts of a bundle."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypedDict
 
 import numpy as np
 import torch
@@ -15,27 +15,37 @@ from hotbed.data import MISSING_ID, Id
 from hotbed.models import TwoTower
 from hotbed.serve.asking import ids_of
 from hotbed.serve.bundle import (
-    ITEM_IDS,
-    ITEM_VECTORS,
+    ITEM,
+    ITEM_VECTOR,
+    TOPK,
     USER,
     USER_VECTOR,
+    BundleError,
     ExportError,
     LookupEntry,
     TopKEntry,
+    TowersEntry,
 )
-from hotbed.serve.dense import Leaves, named_outputs, onnx_of, program_of
+from hotbed.serve.dense import Leaves, named_outputs, onnx_of, parameters_of, program_of
+from hotbed.serve.item_tower import FeatureIds, ItemTower, write_features, write_vectors
 from hotbed.serve.lookups import Recorded, WithoutTables
-from hotbed.serve.reading import BundleTable, vectors_of
+from hotbed.serve.reading import BundleTable
 from hotbed.serve.sessions import session_of
 
-__all__ = ["Items", "Towers", "towers_of", "write_items"]
+__all__ = ["Items", "Towers", "WrittenItems", "towers_of", "write_items"]
 
 Items = Iterable[Mapping[str, Tensor]]
 """Batches with the features of items."""
-_AT_ONCE = 8192
-"""Items whose vectors are made at a time."""
 _TOLERANCE = 1e-5
 """Of products of vectors beside the model's scores, absolute and relative to the largest."""
+
+
+class _Onnx(NamedTuple):
+    """A tower, as ONNX."""
+
+    model: bytes
+    parameters: dict[str, str]
+    """Initialisers that are parameters → their names in the model's state_dict."""
 
 
 class Towers(NamedTuple):
@@ -45,9 +55,16 @@ class Towers(NamedTuple):
     """In evaluation mode, without its tables."""
     lookups: Sequence[LookupEntry]
     """Of an item's features, in the order in which the tower takes them."""
-    users: bytes
-    """The users' tower, as ONNX."""
+    user: _Onnx
+    item: _Onnx
     items: Items | None
+
+
+class WrittenItems(TypedDict):
+    """What a bundle says of its items."""
+
+    topk: TopKEntry
+    towers: TowersEntry
 
 
 class _Users(nn.Module):
@@ -65,6 +82,19 @@ class _Users(nn.Module):
         return {USER_VECTOR: users / settings.temperature}
 
 
+class _Items(nn.Module):
+    """Vectors of items, of a model whose tables are taken away."""
+
+    def __init__(self, model: TwoTower) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        vectors = self.model.embeddings(batch)
+        items = self.model.items_of([vectors[name] for name in self.model.settings.item])
+        return {ITEM_VECTOR: items.float()}
+
+
 def towers_of(
     model: nn.Module,
     leaves: Leaves,
@@ -72,9 +102,8 @@ def towers_of(
     lookups: Sequence[LookupEntry],
     items: Items | None,
 ) -> Towers | None:
-    """Return the towers of a model, of which the users' is traced and compared with the model's scores; None
-    where a bundle has no items: the model is another one, or its items have more than an id and none are
-    given.
+    """Return the towers of a model, which are traced and compared with the model's scores; None where a
+    bundle has no items: the model is another one, or its items have more than an id and none are given.
 
     Args:
         leaves: of the sample.
@@ -93,29 +122,37 @@ def towers_of(
     bare = WithoutTables(model)
     own = bare.model.eval()
     assert isinstance(own, TwoTower)
-    bare.model = _Users(own).eval()
-    users = onnx_of(program_of(bare, found.lookups, leaves), [USER_VECTOR]).SerializeToString()
+
+    def traced(tower: nn.Module, output: str) -> _Onnx:
+        bare.model = tower.eval()
+        program = program_of(bare, found.lookups, leaves)
+        onnx = onnx_of(program, [output])
+        names = parameters_of(program, onnx)
+        parameters = {each: name.removeprefix("model.") for each, name in names.items()}
+        return _Onnx(onnx.SerializeToString(), parameters)
+
+    user, item = traced(_Users(own), USER_VECTOR), traced(_Items(own), ITEM_VECTOR)
     by_input = {each["input"]: each for each in lookups}
-    towers = Towers(own, [by_input[name] for name in model.settings.item], users, items)
+    towers = Towers(own, [by_input[name] for name in model.settings.item], user, item, items)
     _compare(towers, leaves, found)
     return towers
 
 
 def _compare(towers: Towers, leaves: Leaves, found: Recorded) -> None:
     """Raise ExportError where products of vectors are not the model's scores of the sample."""
-    session = session_of(towers.users)
+    session = session_of(towers.user.model)
     vectors = {lookup.input: lookup.vectors for lookup in found.lookups}
-    given = {name: leaf for name, leaf in leaves.named.items() if isinstance(leaf, Tensor)}
-    fed = {
-        each.name: {**given, **vectors}[each.name].detach().cpu().numpy()
-        for each in session.get_inputs()
-    }
+    given = {
+        name: leaf for name, leaf in leaves.named.items() if isinstance(leaf, Tensor)
+    } | vectors
+    fed = {each.name: given[each.name].detach().cpu().numpy() for each in session.get_inputs()}
     (users,) = session.run([USER_VECTOR], fed)
-    with torch.no_grad():
-        items = towers.model.items_of([vectors[each["vectors"]] for each in towers.lookups])
+    names = [each["vectors"] for each in towers.lookups]
+    looked_up = {name: vectors[name].detach().cpu().numpy() for name in names}
+    items = ItemTower(towers.item.model, towers.lookups).of(looked_up)
     outputs = [*named_outputs(found.outputs).values()]
     expected = outputs[0].detach().float().cpu()
-    scores = torch.from_numpy(users).mul(items.float().cpu()).sum(1)
+    scores = torch.from_numpy(users).mul(torch.from_numpy(items)).sum(1)
     same = len(outputs) == 1 and scores.shape == expected.shape
     away = float((scores - expected).abs().max()) if same else float("nan")
     if not away <= _TOLERANCE * max(1.0, float(expected.abs().max())):
@@ -124,8 +161,8 @@ def _compare(towers: Towers, leaves: Leaves, found: Recorded) -> None:
         )
 
 
-def write_items(folder: str, towers: Towers, tables: Mapping[str, BundleTable]) -> TopKEntry:
-    """Write the vectors of all items and the users' tower to a bundle. Returns what it says of them.
+def write_items(folder: str, towers: Towers, tables: Mapping[str, BundleTable]) -> WrittenItems:
+    """Write the towers and all items, with their vectors, to a bundle. Returns what it says of them.
 
     Args:
         tables: as the bundle has them.
@@ -135,60 +172,39 @@ def write_items(folder: str, towers: Towers, tables: Mapping[str, BundleTable]) 
         InputError, IdError: a batch of items has not the features of an item.
     """
     settings = towers.model.settings
-    os.mkdir(os.path.join(folder, os.path.dirname(USER)))
-    with open(os.path.join(folder, USER), "xb") as file:
-        file.write(towers.users)
-    write = _write_rows if towers.items is None else _write_given
-    count = write(folder, towers, tables)
+    os.mkdir(os.path.join(folder, TOPK))
+    for name, tower in ((USER, towers.user), (ITEM, towers.item)):
+        with open(os.path.join(folder, name), "xb") as file:
+            file.write(tower.model)
+    features = _rows(towers, tables) if towers.items is None else _given(towers, towers.items)
+    inputs = [each["input"] for each in towers.lookups]
+    about = write_features(folder, inputs, features)
+    maker = ItemTower(towers.item.model, towers.lookups)
+    try:
+        write_vectors(folder, maker, tables, features, settings.out)
+    except BundleError as error:
+        raise ExportError(str(error)) from error
     dense = ["dense"] if towers.model.num_dense else []
-    return {"inputs": [*settings.user, *dense], "items": count, "width": settings.out}
+    count = len(features[0].ids)
+    return {
+        "topk": {"inputs": [*settings.user, *dense], "items": count, "width": settings.out},
+        "towers": {
+            "user": towers.user.parameters,
+            "item": towers.item.parameters,
+            "features": about,
+        },
+    }
 
 
-def _vectors(
-    towers: Towers, tables: Mapping[str, BundleTable], batch: Mapping[str, object]
-) -> NDArray[np.float32]:
-    """Return the (B, w) float32 vectors of items, whose rows are as the bundle has them.
-
-    Raises:
-        ExportError: one is not finite.
-        IdError: an id is outside of a static table.
-    """
-    device = next(towers.model.item_tower.parameters()).device
-    looked_up: list[Tensor] = []
-    for each in towers.lookups:
-        ids, offsets = ids_of(batch[each["input"]], each)
-        vectors = vectors_of(each, tables[each["table"]], ids, offsets)
-        looked_up.append(torch.from_numpy(vectors).to(device))
-        if len(looked_up[-1]) != len(looked_up[0]):
-            raise ExportError(
-                f"A batch of items has {len(looked_up[0])} ids, and {each['input']!r} of "
-                f"{len(looked_up[-1])} items."
-            )
-    with torch.no_grad():
-        found: NDArray[np.float32] = towers.model.items_of(looked_up).float().cpu().numpy()
-    if not np.isfinite(found).all():
-        raise ExportError("The vector of an item has a number that is not finite.")
-    return found
-
-
-def _write_rows(folder: str, towers: Towers, tables: Mapping[str, BundleTable]) -> int:
-    """Write the vectors of all rows of the item's table; returns how many. Some lie in memory at a time."""
+def _rows(towers: Towers, tables: Mapping[str, BundleTable]) -> list[FeatureIds]:
+    """Return the ids of all rows of the item's table."""
     (lookup,) = towers.lookups
     table = tables[lookup["table"]]
     layer = table.layers[0]
     ids = np.arange(table.about["rows"]) if layer.ids is None else layer.ids
     none = [MISSING_ID, lookup["padding_idx"], _missing_in(towers.model)]
-    ids = ids[~np.isin(ids, [each for each in none if each is not None])]
-    np.save(os.path.join(folder, ITEM_IDS), ids)
-    path, shape = os.path.join(folder, ITEM_VECTORS), (len(ids), towers.model.settings.out)
-    if not len(ids):  # nothing to map
-        np.save(path, np.empty(shape, np.float32))
-        return 0
-    written = np.lib.format.open_memmap(path, mode="w+", dtype=np.float32, shape=shape)
-    for begin in range(0, len(ids), _AT_ONCE):
-        some = torch.from_numpy(ids[begin : begin + _AT_ONCE])
-        written[begin : begin + _AT_ONCE] = _vectors(towers, tables, {lookup["input"]: some})
-    return len(ids)
+    is_none = np.isin(ids, [each for each in none if each is not None])
+    return [FeatureIds(np.asarray(ids[~is_none], np.int64), None)]
 
 
 def _missing_in(model: TwoTower) -> int | None:
@@ -198,18 +214,49 @@ def _missing_in(model: TwoTower) -> int | None:
     return column.missing if isinstance(column, Id) else None
 
 
-def _write_given(folder: str, towers: Towers, tables: Mapping[str, BundleTable]) -> int:
-    """Write the vectors of the items in batches; returns how many. All lie in memory meanwhile."""
-    ids, vectors = [], []
-    for batch in towers.items or ():
-        ids.append(towers.model.item_ids(batch).long().cpu().numpy())
-        for name in towers.model.settings.item:
-            if name not in batch:
-                raise ExportError(f"A batch of items has no {name!r}, but {', '.join(batch)}.")
-        vectors.append(_vectors(towers, tables, batch))
-    if not ids:
+def _given(towers: Towers, batches: Items) -> list[FeatureIds]:
+    """Return the ids of the items in batches, of each feature, in the order of the items' ids. An item that
+    comes again has what it had first."""
+    found: list[list[FeatureIds]] = [[] for _ in towers.lookups]
+    for batch in batches:
+        count = len(towers.model.item_ids(batch))
+        for own, lookup in zip(found, towers.lookups, strict=True):
+            own.append(_of_batch(batch, lookup, count))
+    if not found[0]:
         raise ExportError("items has no batches. Pass one with the features of each item.")
-    known, first = np.unique(np.concatenate(ids), return_index=True)
-    np.save(os.path.join(folder, ITEM_IDS), known)
-    np.save(os.path.join(folder, ITEM_VECTORS), np.concatenate(vectors)[first])
-    return len(known)
+    every = [_joined(each) for each in found]
+    _, first = np.unique(every[0].ids, return_index=True)
+    return [_taken(each, first) for each in every]
+
+
+def _of_batch(batch: Mapping[str, Tensor], lookup: LookupEntry, count: int) -> FeatureIds:
+    name = lookup["input"]
+    if name not in batch:
+        raise ExportError(f"A batch of items has no {name!r}, but {', '.join(batch)}.")
+    ids, offsets = ids_of(batch[name], lookup)
+    if lookup["combiner"] == "none" and (offsets is not None or ids.ndim != 1):
+        raise ExportError(f"Items have one {name!r} each, as its table has no combiner. Pass (B,).")
+    items = len(ids) if offsets is None else len(offsets) - 1
+    if items != count:
+        raise ExportError(f"A batch of items has {count} ids, and {name!r} of {items} items.")
+    return FeatureIds(ids, offsets)
+
+
+def _joined(parts: Sequence[FeatureIds]) -> FeatureIds:
+    """Return the ids of all batches. Offsets are left out where each item has one."""
+    ids = np.concatenate([each.ids for each in parts])
+    lengths = [np.diff(each.offsets) for each in parts if each.offsets is not None]
+    every = np.concatenate([np.empty(0, np.int64), *lengths])
+    if (every == 1).all():
+        return FeatureIds(ids, None)
+    return FeatureIds(ids, np.concatenate([[0], every.cumsum()]))
+
+
+def _taken(ids: FeatureIds, order: NDArray[np.int64]) -> FeatureIds:
+    """Return the ids of the items at (N,) positions."""
+    if ids.offsets is None:
+        return FeatureIds(ids.ids[order], None)
+    begins, lengths = ids.offsets[order], np.diff(ids.offsets)[order]
+    offsets = np.concatenate([[0], lengths.cumsum()])
+    at = np.repeat(begins - offsets[:-1], lengths) + np.arange(offsets[-1])
+    return FeatureIds(ids.ids[at], offsets)

@@ -20,6 +20,7 @@ from hotbed.serve.bundle import DENSE, TABLES, VERSION, Bundle, BundleError, Fil
 from hotbed.serve.checkpoint_rows import CheckpointTable, ServedTable, write_changes
 from hotbed.serve.dense_weights import dense_in, with_weights
 from hotbed.serve.exporting import files_in
+from hotbed.serve.followed_items import write_followed_items
 from hotbed.serve.layers import StoredRows
 from hotbed.serve.manifests import VERSION_FORMAT, VERSION_MANIFEST, VersionEntry, read_bundle
 from hotbed.serve.same_model import refuse_other_model
@@ -113,6 +114,7 @@ def write_version(bundle: str, about: Bundle, stack: Stack, links: Sequence[Link
             rows += new["rows"] if new else 0
         with open(os.path.join(folder, DENSE), "xb") as file:
             file.write(dense)
+        write_followed_items(folder, bundle, about, tables, state)
         manifest: VersionEntry = {
             "format": VERSION_FORMAT,
             "version": VERSION,
@@ -125,7 +127,7 @@ def write_version(bundle: str, about: Bundle, stack: Stack, links: Sequence[Link
             "files": [*linked.values(), *files_in(folder, linked)],
         }
         write_json_sealed(os.path.join(folder, VERSION_MANIFEST), manifest)
-        for path in (os.path.join(folder, TABLES), folder):
+        for path, _, _ in os.walk(folder):
             sync_folder(path)
         if read_bundle(bundle)["model_version"] != base:
             raise BundleError(f"{bundle} was replaced meanwhile.")

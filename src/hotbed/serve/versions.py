@@ -10,6 +10,8 @@
                 dense.onnx              the dense part with its weights
                 tables/N.K.ids.npy      of table N, a layer that version K has made: changed ids, rising
                 tables/N.K.rows.npy     their rows, as the bundle stores them; scales and default likewise
+                topk/user.onnx          of a two-tower model: the users' tower with its weights
+                topk/vectors.npy        vectors of the bundle's items, of these rows and weights
             pinned.json                 the version to serve in place of the newest
 
 A version has all files that it needs beside the bundle's: layers of earlier ones are hard links, so that any
@@ -27,12 +29,22 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from hotbed.files import appearing
-from hotbed.serve.bundle import DENSE, VERSIONS, Bundle, BundleError, FileEntry
+from hotbed.serve.bundle import (
+    DENSE,
+    ITEM_VECTORS,
+    USER,
+    VERSIONS,
+    Bundle,
+    BundleError,
+    FileEntry,
+)
+from hotbed.serve.item_search import ItemVectors
 from hotbed.serve.manifests import VersionEntry, check_contents, read_bundle, read_version
 from hotbed.serve.reading import BundleTable, MappedRows
 
 __all__ = [
     "Layers",
+    "ServedItems",
     "Version",
     "current",
     "fault_of_sizes",
@@ -63,6 +75,14 @@ class Version(NamedTuple):
     """Absolute path of its files; of number 0 that of the bundle."""
 
 
+class ServedItems(NamedTuple):
+    """Items of a two-tower model in a version."""
+
+    vectors: ItemVectors
+    users: bytes
+    """The users' tower, as ONNX."""
+
+
 class Layers(NamedTuple):
     """Contents of a version, which stay readable when its files are removed."""
 
@@ -73,6 +93,8 @@ class Layers(NamedTuple):
     """By their names in the model's state_dict."""
     dense: bytes
     """The dense part, as ONNX."""
+    items: ServedItems | None
+    """None: the version has none."""
 
 
 def folder_of(folder: str, base: str) -> str:
@@ -148,6 +170,7 @@ def open_layers(folder: str | os.PathLike[str], version: Version) -> Layers:
                 layers[stem] += [MappedRows(version.folder, entry) for entry in entries]
         with open(os.path.join(version.folder, DENSE), "rb") as file:
             dense = file.read()
+        items = _items_of(path, about, version, files)
     except (OSError, ValueError) as error:
         raise BundleError(
             f"Version {version.model_version} of {path} cannot be read: {error}"
@@ -156,8 +179,22 @@ def open_layers(folder: str | os.PathLike[str], version: Version) -> Layers:
     if not read_bundle(path)["model_version"] == about["model_version"] == version.base:
         raise BundleError(f"{path} was replaced while it was opened. Open its current version.")
     check_contents(os.path.join(version.folder, DENSE), dense, DENSE, files)
+    if items is not None:
+        check_contents(os.path.join(version.folder, USER), items.users, USER, files)
     tables = {stem: BundleTable(mapped) for stem, mapped in layers.items()}
-    return Layers(version, about, tables, dense)
+    return Layers(version, about, tables, dense, items)
+
+
+def _items_of(
+    folder: str, about: Bundle, version: Version, files: list[FileEntry]
+) -> ServedItems | None:
+    """Return the items of a version. `files`: the version's."""
+    topk = about.get("topk")
+    if topk is None or not any(each["name"] == ITEM_VECTORS for each in files):
+        return None
+    with open(os.path.join(version.folder, USER), "rb") as file:
+        users = file.read()
+    return ServedItems(ItemVectors(folder, topk, version.folder), users)
 
 
 def _manifest_of(version: Version, about: Bundle) -> VersionEntry:

@@ -47,7 +47,7 @@ class ServedModel:
         self.inputs: Mapping[str, Input] = inputs_of_bundle(self.about, settings.limits)
         self.records = records_of(self.about, self.inputs, settings.limits)
         self.lookups, self.tables = self.about["lookups"], layers.tables
-        self.topk = topk_of(folder, layers, self.inputs, settings.threads)
+        self.topk = topk_of(layers, self.inputs, settings.threads)
         self._outputs = [each["name"] for each in self.about["outputs"]]
         self._dense = _session(folder, version, layers.dense, settings.threads)
         self.sample = json.loads(read_whole(folder, SAMPLE, self.about["files"]))

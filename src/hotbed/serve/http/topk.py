@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import os
+import weakref
 from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
 
 from hotbed.files import Json
-from hotbed.serve.bundle import USER, USER_VECTOR, TopKEntry
+from hotbed.serve.bundle import USER_VECTOR, TopKEntry
 from hotbed.serve.http.errors import RequestError, wrong
 from hotbed.serve.http.limits import Limits
 from hotbed.serve.http.parts import Answering, Answers, Input, Part, looked_up
 from hotbed.serve.http.records import records_of
-from hotbed.serve.item_search import ItemVectors
 from hotbed.serve.reading import ReadTable
 from hotbed.serve.sessions import session_of
-from hotbed.serve.versions import Layers
+from hotbed.serve.versions import Layers, ServedItems
 
 __all__ = ["NoItems", "TopK", "check_answer", "k_of", "topk_of"]
 
@@ -37,16 +36,12 @@ class NoItems(NamedTuple):
 
 
 class TopK:
-    """Items of a bundle, and what a user is asked with. Several threads may ask.
-
-    Raises:
-        BundleError, OSError: a file of the bundle cannot be read.
-    """
+    """Items of a version, and what a user is asked with. Several threads may ask."""
 
     def __init__(
         self,
-        folder: str,
         layers: Layers,
+        items: ServedItems,
         about: TopKEntry,
         every: Mapping[str, Input],
         threads: int,
@@ -56,13 +51,14 @@ class TopK:
         self.records = records_of(layers.about, self.inputs, limits)
         self.lookups = [each for each in layers.about["lookups"] if each["input"] in self.inputs]
         self.at, self.tables = layers.version, layers.tables
-        self._items = ItemVectors(folder, about)
-        self._users = session_of(os.path.join(folder, USER), threads)
+        self._items = items.vectors
+        self._users = session_of(items.users, threads)
         self._taken = [each.name for each in self._users.get_inputs()]
-        self._best: dict[int, _Best] = {}
+        # Weak, so that vectors of earlier versions go at once, and not with the next collection.
+        self._best = weakref.WeakValueDictionary[int, _Best]()
 
     def best(self, k: int) -> Answering:
-        """Return what answers with `k` items; the same object each time, whose requests are one batch."""
+        """Return what answers with `k` items; the same object while it is held, so requests are one batch."""
         return self._best.setdefault(k, _Best(self, k))
 
     def found(self, asked: Mapping[str, Part], tables: Mapping[str, ReadTable], k: int) -> Answers:
@@ -84,24 +80,18 @@ class _Best:
         return self._topk.found(asked, tables, self._k)
 
 
-def topk_of(
-    folder: str, layers: Layers, inputs: Mapping[str, Input], threads: int
-) -> TopK | NoItems:
-    """Return the items of a version of a bundle, or why it has none.
-
-    Raises:
-        BundleError, OSError: a file of the bundle cannot be read.
-    """
+def topk_of(layers: Layers, inputs: Mapping[str, Input], threads: int) -> TopK | NoItems:
+    """Return the items of a version of a bundle, or why it has none."""
     about, version = layers.about.get("topk"), layers.version
     if about is None:
         return NoItems(400, _NONE)
-    if version.number:
+    if layers.items is None:
         return NoItems(
             409,
-            f"Version {version.model_version} is of a checkpoint, and the vectors of items are those of "
-            f"version {version.base}, which was exported. Load that, or export the checkpoint.",
+            f"Version {version.model_version} has no vectors of items, as an earlier Hotbed has exported the "
+            f"bundle, or made the version. Export the bundle again, or load version {version.base}.",
         )
-    return TopK(folder, layers, about, inputs, threads)
+    return TopK(layers, layers.items, about, inputs, threads)
 
 
 def k_of(body: Json, limits: Limits) -> tuple[int, Json]:
