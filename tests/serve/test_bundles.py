@@ -108,6 +108,21 @@ def test_histories_and_towers(tmp_path: Path) -> None:
     check_answers(hb.export(towers, tmp_path / "towers", sample=pair), towers, pair)
 
 
+@pytest.mark.parametrize("bags", [False, True])
+def test_one_tensor_for_two_features(bags: bool, tmp_path: Path) -> None:
+    """A sample may give two features the same; requests do not."""
+    torch.manual_seed(0)
+    models = [hb.models.DLRM(["user", "item"], dim=4, num_dense=1)]
+    models += [] if bags else [hb.models.TwoTower(["user", "item"])]
+    for number, model in enumerate(models):
+        both = jagged(9) if bags else ids(9)
+        sample = {"dense": torch.rand(B, 1), "user": both, "item": both}
+        other = {**sample, "item": jagged(9) if bags else ids(9)}
+        for batch in (sample, other):
+            model(batch)
+        check_answers(hb.export(model, tmp_path / str(number), sample=sample), model, other)
+
+
 class Mixed(nn.Module):
     """Tables of all kinds, and a dense part that sees every vector."""
 
@@ -421,7 +436,11 @@ def test_what_cannot_be_exported(what: str, told: str, tmp_path: Path) -> None:
     assert [*tmp_path.iterdir()] == []
 
 
-def test_wrong_arguments(tmp_path: Path) -> None:
+def no_room(*_: object) -> None:
+    raise OSError(28, "No space left on device")
+
+
+def test_wrong_arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = Mixed([hb.Table("a", 4), hb.Table("s", 4, 9)])
     sample = {"a": ids(9), "s": ids(9), "x": torch.rand(B, 2)}
     model(sample)
@@ -438,6 +457,11 @@ def test_wrong_arguments(tmp_path: Path) -> None:
         hb.export(nn.Linear(2, 2), tmp_path / "b", sample=torch.rand(2, 2))
     with pytest.raises(ExportError, match="no folder of this machine"):
         hb.export(model, "s3://bucket/b", sample=sample)
+    model.vectors.assign("a", [1], torch.ones(1, 4))
+    with monkeypatch.context() as patch:
+        patch.setattr("os.posix_fallocate", no_room)
+        with pytest.raises(OSError, match="No space left"):
+            hb.export(model, tmp_path / "b", sample=sample)
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "file").write_text("mine")
     with pytest.raises(BundleError, match="no bundle"):

@@ -155,7 +155,7 @@ def test_no_weight_is_part_of_a_constant(tmp_path: Path, name: str) -> None:
     about = read_bundle(str(bundle))
     state = dense_of(model)
     (tmp_path / "bundle" / "dense.onnx").write_bytes(
-        with_weights(str(bundle / "dense.onnx"), about["parameters"], state)
+        with_weights("", (bundle / "dense.onnx").read_bytes(), about["parameters"], state)
     )
     read = runpy.run_path(str(READER))["Bundle"](bundle)
     with torch.no_grad():

@@ -73,7 +73,8 @@ def test_a_base_that_goes_while_it_is_read(tmp_path: Path, monkeypatch: pytest.M
     check_rows_and_weights(served_from(bundle), run.loaded(), tmp_path / "expected")
 
 
-def test_a_disk_that_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("what", ["hotbed.serve.new_version.files_in", "os.posix_fallocate"])
+def test_a_disk_that_is_full(what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: Any) -> Any:
         raise OSError(28, "No space left on device")
 
@@ -84,13 +85,31 @@ def test_a_disk_that_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     run.save(delta=True)
     with Follower(bundle, run.root) as follower:
         with monkeypatch.context() as patch:
-            patch.setattr("hotbed.serve.new_version.files_in", full)
+            patch.setattr(what, full)
             for _ in range(2):
                 with pytest.raises(OSError, match="No space left"):
                     follower.poll()
         assert os.listdir(bundle / "versions" / versions_of(bundle)[0].base) == []
         assert applied(follower).step == run.step
     check_rows_and_weights(served_from(bundle), run.loaded(), tmp_path / "expected")
+
+
+def test_a_damaged_bundle_gets_no_versions(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    run.save()
+    bundle = run.export()
+    run.train()
+    run.save(delta=True)
+    dense = bundle / "dense.onnx"
+    whole = dense.read_bytes()
+    with Follower(bundle, run.root) as follower:
+        dense.write_bytes(whole[:-9] + bytes(9))
+        with pytest.raises(BundleError, match="dense.onnx is damaged"):
+            follower.poll()
+        dense.write_bytes(whole)
+        run.train()
+        run.save(delta=True)
+        assert applied(follower).step == run.step
 
 
 @pytest.mark.parametrize("what", ["manifest", "rows", "dense", "missing"])

@@ -13,7 +13,7 @@ from hotbed.arrays import ID_DTYPES
 from hotbed.files import Json
 from hotbed.jagged import Jagged
 from hotbed.serve.bundle import ExportError, InputEntry, LookupEntry, OutputEntry
-from hotbed.serve.lookups import Lookup
+from hotbed.serve.lookups import Lookup, is_same
 from hotbed.table.live import LiveTable
 
 __all__ = ["as_rows", "first_samples", "ids_of", "inputs_of", "lookups_of_ids", "outputs_of"]
@@ -29,7 +29,7 @@ def lookups_of_ids(
     """
     entries: list[LookupEntry] = []
     for lookup in lookups:
-        at = next((name for name, leaf in leaves.items() if _is_same(leaf, lookup.ids)), None)
+        at = next((name for name, leaf in leaves.items() if is_same(leaf, lookup.ids)), None)
         if at is None or not isinstance(lookup.ids, Tensor | Jagged):
             if not isinstance(lookup.ids, Tensor | Jagged):
                 raise ExportError(
@@ -52,18 +52,6 @@ def lookups_of_ids(
             }
         )
     return entries
-
-
-def _is_same(leaf: object, ids: object) -> bool:
-    if leaf is ids:
-        return True
-    return (
-        isinstance(leaf, Tensor)
-        and isinstance(ids, Tensor)
-        and leaf.numel() > 0
-        and (leaf.data_ptr(), leaf.shape, leaf.stride())
-        == (ids.data_ptr(), ids.shape, ids.stride())
-    )
 
 
 def inputs_of(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import logging
 import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -18,7 +19,7 @@ from torch.utils import _pytree as pytree
 
 from hotbed.jagged import Jagged
 from hotbed.serve.bundle import ExportError
-from hotbed.serve.lookups import Lookup, WithoutTables
+from hotbed.serve.lookups import Lookup, WithoutTables, is_same
 from hotbed.serve.onnx_nodes import OnnxGraph, OnnxModel, OnnxNode, rename
 
 __all__ = [
@@ -58,6 +59,9 @@ def leaves_of(model: nn.Module, args: tuple[object, ...]) -> Leaves:
         name = "input" if len(args) == 1 and len(keys) == 1 else name
         if name in named:
             raise ExportError(f"The sample has {name!r} in two ways. Rename one.")
+        if any(is_same(leaf, other) for other in named.values()):
+            # One for two features, which a request has one each of.
+            leaf = leaf.clone() if isinstance(leaf, Tensor) else copy.copy(leaf)
         named[name] = leaf
     return Leaves(named, places)
 
@@ -140,6 +144,9 @@ def named_outputs(outputs: object) -> dict[str, Tensor]:
             raise ExportError(f"The model returns {type(leaf).__name__}, not a number a sample.")
         if name in named:
             raise ExportError(f"The model returns {name!r} in two ways. Rename one.")
+        if any(is_same(leaf, other) for other in named.values()):
+            # One for two features, which a request has one each of.
+            leaf = leaf.clone() if isinstance(leaf, Tensor) else copy.copy(leaf)
         named[name] = leaf
     return named
 

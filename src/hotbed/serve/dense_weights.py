@@ -69,10 +69,14 @@ class _Model(Protocol):
     def SerializeToString(self) -> bytes: ...
 
 
-def with_weights(path: str, parameters: Mapping[str, str], state: Mapping[str, object]) -> bytes:
-    """Return the ONNX model of a file with other weights.
+def with_weights(
+    path: str, contents: bytes, parameters: Mapping[str, str], state: Mapping[str, object]
+) -> bytes:
+    """Return an ONNX model with other weights.
 
     Args:
+        path: of its file, for errors.
+        contents: of the file.
         parameters: initialisers to replace → their names in `state`.
         state: of a checkpoint.
 
@@ -82,7 +86,7 @@ def with_weights(path: str, parameters: Mapping[str, str], state: Mapping[str, o
     """
     import onnx
 
-    model = cast(_Model, onnx.load(path))
+    model = cast(_Model, onnx.load_model_from_string(contents))
     there = {each.name: each for each in model.graph.initializer}
     for initialiser, name in parameters.items():
         tensor, own = state.get(name), there.get(initialiser)

@@ -275,7 +275,7 @@ def _traced(model: nn.Module, args: tuple[object, ...]) -> _Traced:
     bare.model.eval()
     leaves = leaves_of(model, args)
     before = {name: copy.deepcopy(leaf) for name, leaf in leaves.named.items()}
-    found = recorded(bare, args)
+    found = recorded(bare, leaves.sample(leaves.named))
     for name, leaf in leaves.named.items():
         if not _is_alike(leaf, before[name]):
             raise ExportError(

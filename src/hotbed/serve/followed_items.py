@@ -42,8 +42,8 @@ def write_followed_items(
         return
     made = {}
     for name, parameters in ((USER, towers["user"]), (ITEM, towers["item"])):
-        read_whole(bundle, name, about["files"])
-        made[name] = with_weights(os.path.join(bundle, name), parameters, state)
+        contents = read_whole(bundle, name, about["files"])
+        made[name] = with_weights(os.path.join(bundle, name), contents, parameters, state)
     os.mkdir(os.path.join(folder, TOPK))
     with open(os.path.join(folder, USER), "xb") as file:
         file.write(made[USER])

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from types import TracebackType
 
 import numpy as np
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import NDArray
 from torch import Tensor
 
 from hotbed.serve.bundle import TableEntry
-from hotbed.serve.mapped import found_in
+from hotbed.serve.mapped import found_in, new_mapped
 from hotbed.serve.reading import MappedRows
 from hotbed.serve.row_formats import ROW_FORMATS
 
@@ -120,16 +120,10 @@ class _LayerFiles:
         self._dtype, self._scale_dtype = np.dtype(how.dtype), how.scale_dtype
         columns = how.columns(base["dim"])
         self._split = columns * self._dtype.itemsize
-        self._rows = self._new("rows", how.dtype, (count, columns))
+        self._rows = new_mapped(f"{self._prefix}.rows.npy", how.dtype, (count, columns))
         self._scales = None
         if how.scale_dtype is not None:
-            self._scales = self._new("scales", how.scale_dtype, (count, 2))
-
-    def _new(self, part: str, dtype: DTypeLike, shape: tuple[int, ...]) -> NDArray[np.generic]:
-        made: NDArray[np.generic] = np.lib.format.open_memmap(
-            f"{self._prefix}.{part}.npy", mode="w+", dtype=np.dtype(dtype), shape=shape
-        )
-        return made
+            self._scales = new_mapped(f"{self._prefix}.scales.npy", how.scale_dtype, (count, 2))
 
     def rows(self, some: slice, bits: NDArray[np.uint8]) -> None:
         """Write rows as they are stored."""

@@ -15,7 +15,20 @@ from hotbed.modules.owner import TableOwner, owners_of
 from hotbed.serve.bundle import ExportError
 from hotbed.table.live import LiveTable
 
-__all__ = ["Lookup", "Recorded", "WithoutTables", "copied", "recorded"]
+__all__ = ["Lookup", "Recorded", "WithoutTables", "copied", "is_same", "recorded"]
+
+
+def is_same(one: object, other: object) -> bool:
+    """Return whether two objects are one, or tensors of the same numbers in memory."""
+    if one is other:
+        return True
+    return (
+        isinstance(one, Tensor)
+        and isinstance(other, Tensor)
+        and one.numel() > 0
+        and (one.data_ptr(), one.shape, one.stride())
+        == (other.data_ptr(), other.shape, other.stride())
+    )
 
 
 class Lookup(NamedTuple):

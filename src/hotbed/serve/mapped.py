@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
+
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from hotbed.serve.bundle import BundleError
 
-__all__ = ["found_in", "mapped"]
+__all__ = ["found_in", "mapped", "new_mapped"]
 
 
 def mapped(path: str, dtype: DTypeLike, shape: tuple[int, ...]) -> NDArray[np.generic]:
@@ -27,6 +29,22 @@ def mapped(path: str, dtype: DTypeLike, shape: tuple[int, ...]) -> NDArray[np.ge
             f"{found.shape}."
         )
     return found
+
+
+def new_mapped(path: str, dtype: DTypeLike, shape: tuple[int, ...]) -> NDArray[np.generic]:
+    """Make a .npy file. Returns its array, which is to be written to.
+
+    Raises:
+        OSError: there is no room for it, or another fault of files.
+    """
+    if 0 in shape:  # nothing to map
+        np.save(path, np.empty(shape, dtype))
+        return np.empty(shape, dtype)
+    made: NDArray[np.generic] = np.lib.format.open_memmap(path, "w+", np.dtype(dtype), shape)
+    with open(path, "r+b") as file:
+        # Else a full disk would end the process when it writes to memory.
+        os.posix_fallocate(file.fileno(), 0, os.fstat(file.fileno()).st_size)
+    return made
 
 
 def found_in(

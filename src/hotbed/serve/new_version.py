@@ -22,7 +22,13 @@ from hotbed.serve.dense_weights import dense_in, with_weights
 from hotbed.serve.exporting import files_in
 from hotbed.serve.followed_items import write_followed_items
 from hotbed.serve.layers import StoredRows
-from hotbed.serve.manifests import VERSION_FORMAT, VERSION_MANIFEST, VersionEntry, read_bundle
+from hotbed.serve.manifests import (
+    VERSION_FORMAT,
+    VERSION_MANIFEST,
+    VersionEntry,
+    read_bundle,
+    read_whole,
+)
 from hotbed.serve.same_model import refuse_other_model
 from hotbed.serve.versions import Version, folder_of, name_of
 
@@ -96,7 +102,9 @@ def write_version(bundle: str, about: Bundle, stack: Stack, links: Sequence[Link
     number, uid = stack.number + 1, source.get("uid")
     model_version = f"{source['step']}-{(uid or new_uid())[:8]}"
     target = os.path.join(folder_of(bundle, base), name_of(number, model_version))
-    dense = with_weights(os.path.join(bundle, DENSE), about.get("parameters", {}), state)
+    contents = read_whole(bundle, DENSE, about["files"])
+    parameters = about.get("parameters", {})
+    dense = with_weights(os.path.join(bundle, DENSE), contents, parameters, state)
     rows = 0
     with appearing_folder(target) as folder:
         os.mkdir(os.path.join(folder, TABLES))

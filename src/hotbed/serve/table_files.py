@@ -12,6 +12,7 @@ from torch import Tensor
 
 from hotbed.errors import PlanError
 from hotbed.serve.bundle import ExportError, TableEntry
+from hotbed.serve.mapped import new_mapped
 from hotbed.serve.row_formats import ROW_FORMATS, RowFormat
 from hotbed.table.live import LiveTable
 from hotbed.table.records import rows_of_widths
@@ -119,9 +120,5 @@ def _weights(
 
 def _new(
     folder: str, files: str, part: str, dtype: DTypeLike, shape: tuple[int, ...]
-) -> np.ndarray:
-    path = os.path.join(folder, f"{files}.{part}.npy")
-    if 0 in shape:  # nothing to map
-        np.save(path, np.empty(shape, dtype))
-        return np.empty(shape, dtype)
-    return np.lib.format.open_memmap(path, mode="w+", dtype=dtype, shape=shape)
+) -> NDArray[np.generic]:
+    return new_mapped(os.path.join(folder, f"{files}.{part}.npy"), dtype, shape)
