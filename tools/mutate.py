@@ -326,6 +326,7 @@ class Tests:
     """Runs tests in processes that have imported torch when they begin."""
 
     def __init__(self) -> None:
+        os.environ.setdefault("TRITON_INTERPRET", "1")  # which Triton reads when torch imports it
         for module in ("torch.distributed", "torch._dynamo", "pytest"):
             importlib.import_module(module)
         # By their contents: a changed file may be as old, and as long, as the one before.
