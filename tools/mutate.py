@@ -160,8 +160,14 @@ TESTS = {
         "serve/test_bundles.py",
     ),
     **dict.fromkeys(
-        ("serve/item_search", "serve/item_vectors", "serve/http/topk"), "serve/test_topk.py"
+        ("serve/item_search", "serve/item_tower", "serve/item_vectors", "serve/http/topk"),
+        "serve/test_topk.py",
     ),
+    "serve/followed_items": "serve/test_followed_items.py",
+    "serve/http/paths": "serve/test_requests.py serve/test_record_requests.py serve/test_topk.py "
+    "serve/test_openapi.py",
+    "serve/http/rows": "serve/test_shards.py serve/test_batching.py serve/test_requests.py",
+    "serve/grpc": "serve/test_grpc.py serve/test_grpc_server.py",
     "serve/http": "serve/test_batching.py serve/test_requests.py serve/test_record_requests.py "
     "serve/test_openapi.py serve/test_memory_group.py serve/test_server.py",
     "serve/shards": "serve/test_fetching.py serve/test_shards.py",

@@ -189,6 +189,13 @@ def test_a_missing_name_is_told(client: TestClient) -> None:
     assert response.json()["error"].startswith("user: is missing in instances[1]")
 
 
+def test_the_page_tells_which_ids_there_are(client: TestClient) -> None:
+    page = client.get("/openapi.json").text
+    city = json.loads("{" + page[page.index('"city":') :].partition(',"seen"')[0] + "}")["city"]
+    assert city["items"] == {"type": "integer", "minimum": 0, "maximum": 9}
+    assert city["maxItems"] == LIMITS.ids
+
+
 @pytest.mark.parametrize(
     ("body", "status", "told"),
     [
@@ -206,6 +213,7 @@ def test_a_missing_name_is_told(client: TestClient) -> None:
         (b'{"inputs": {"x": [], "user": [1], "city": [], "seen": []}}', 400, "user: has 1 samples"),
         (b'{"instances": [1], "extra": 1}', 400, "The body has 'extra'"),
         (b'{"instances": [1], "signature_name": "x"}', 400, "signature_name: there is"),
+        (b" " * 4000, 400, "The body is no JSON"),
         (b" " * 4001, 413, "The body is larger than 4,000 bytes"),
     ],
 )

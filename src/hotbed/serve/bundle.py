@@ -184,7 +184,7 @@ class ItemFeatureEntry(TypedDict):
 
 
 class TowersEntry(TypedDict):
-    """What newer versions of a two-tower model are made with."""
+    """Describes how newer versions of a two-tower model are made."""
 
     user: dict[str, str]
     """As `parameters` of `Bundle`, of the users' tower."""

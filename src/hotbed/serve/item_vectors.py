@@ -61,7 +61,7 @@ class Towers(NamedTuple):
 
 
 class WrittenItems(TypedDict):
-    """What a bundle says of its items."""
+    """Describes the items of a bundle."""
 
     topk: TopKEntry
     towers: TowersEntry

@@ -50,7 +50,7 @@ SIZES = 64
 
 
 class Samples(NamedTuple):
-    """What a request asks with."""
+    """Describes what a request asks with."""
 
     parts: dict[str, Part]
     samples: int
