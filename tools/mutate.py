@@ -146,24 +146,25 @@ TESTS = {
     "serve/test_standalone.py serve/test_quantized.py",
     **dict.fromkeys(
         (
-            "serve/checkpoint_rows",
-            "serve/dense_weights",
+            "serve/bundles/dense_weights",
+            "serve/bundles/layers",
+            "serve/bundles/manifests",
+            "serve/bundles/versions",
             "serve/following",
-            "serve/layer_merges",
-            "serve/layers",
-            "serve/manifests",
-            "serve/new_version",
-            "serve/same_model",
-            "serve/versions",
         ),
         "serve/test_versions.py serve/test_following.py serve/test_following_server.py "
         "serve/test_bundles.py",
     ),
     **dict.fromkeys(
-        ("serve/item_search", "serve/item_tower", "serve/item_vectors", "serve/http/topk"),
+        (
+            "serve/bundles/item_search",
+            "serve/bundles/item_tower",
+            "serve/exporting/item_vectors",
+            "serve/http/topk",
+        ),
         "serve/test_topk.py",
     ),
-    "serve/followed_items": "serve/test_followed_items.py",
+    "serve/following/followed_items": "serve/test_followed_items.py",
     "serve/http/paths": "serve/test_requests.py serve/test_record_requests.py serve/test_topk.py "
     "serve/test_openapi.py",
     "serve/http/rows": "serve/test_shards.py serve/test_batching.py serve/test_requests.py",

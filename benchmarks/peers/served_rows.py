@@ -49,7 +49,7 @@ class RowFiles:
         return self._folder.name
 
     def _write(self, path: str, table: int) -> None:
-        from hotbed.serve.row_formats import ROW_FORMATS
+        from hotbed.serve.bundles.row_formats import ROW_FORMATS
 
         form, weights = ROW_FORMATS[self.stored_as], self.workload.initial_weights(table)
         stored = [form.encoded(weights[at : at + BLOCK]) for at in range(0, len(weights), BLOCK)]
@@ -87,7 +87,7 @@ class BundleRows:
         return self.files.nbytes()
 
     def build(self) -> None:
-        from hotbed.serve.reading import BundleTable, MappedRows, RequestedLookup
+        from hotbed.serve.bundles.reading import BundleTable, MappedRows, RequestedLookup
 
         work, folder = self.files.workload, self.files.folder()
         tables = []
@@ -127,7 +127,7 @@ class BundleRows:
         return {"forward": self.forward}
 
     def forward(self, i: int) -> list[np.ndarray]:
-        from hotbed.serve.reading import vectors_of_all
+        from hotbed.serve.bundles.reading import vectors_of_all
 
         return vectors_of_all(self.batches[i % len(self.batches)])
 

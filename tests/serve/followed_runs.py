@@ -17,11 +17,11 @@ from torch import Tensor, nn
 import hotbed as hb
 from hotbed.checkpoint.files import write_json_sealed
 from hotbed.modules.owner import tables_left_out, tables_of
-from hotbed.serve.following import Applied, Follower
-from hotbed.serve.reading import BundleTable, MappedRows, vectors_of
-from hotbed.serve.row_formats import ROW_FORMATS
-from hotbed.serve.table_files import write_table
-from hotbed.serve.versions import Layers, current, open_layers
+from hotbed.serve.bundles.reading import BundleTable, MappedRows, vectors_of
+from hotbed.serve.bundles.row_formats import ROW_FORMATS
+from hotbed.serve.bundles.table_files import write_table
+from hotbed.serve.bundles.versions import Layers, current, open_layers
+from hotbed.serve.following.follower import Applied, Follower
 
 ITEMS, USERS = 60, 40
 B = 8

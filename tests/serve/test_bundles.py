@@ -481,7 +481,7 @@ def test_an_earlier_bundle_is_replaced_as_a_whole(tmp_path: Path, monkeypatch: A
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr("hotbed.serve.exporting.write_table", fail)
+        patch.setattr("hotbed.serve.exporting.export.write_table", fail)
         with pytest.raises(OSError, match="No space"):
             hb.export(model, path, sample=sample)
     assert json.loads((path / "bundle.json").read_text())["model_version"] == first

@@ -21,14 +21,14 @@ from serve.servers import Running, served, soon
 from starlette.testclient import TestClient
 
 import hotbed as hb
-from hotbed.serve import item_tower
-from hotbed.serve.following import Follower
+from hotbed.serve.bundles import item_tower
+from hotbed.serve.bundles.versions import current, pin, versions_of
+from hotbed.serve.following.follower import Follower
 from hotbed.serve.http.app import app_of
 from hotbed.serve.http.limits import Limits
 from hotbed.serve.http.model import ServedModel
 from hotbed.serve.http.settings import ServeSettings
 from hotbed.serve.http.topk import TopK
-from hotbed.serve.versions import current, pin, versions_of
 
 TOPK = "/v1/models/pairs:topk"
 LIMITS = Limits(samples=50, k=40, items=400)

@@ -14,7 +14,7 @@ from serve.followed_pairs import ITEMS, Pairs
 from serve.followed_runs import Run, contents_of, served_from
 
 from hotbed.serve import BundleError
-from hotbed.serve.versions import Version, current, open_layers, versions_of
+from hotbed.serve.bundles.versions import Version, current, open_layers, versions_of
 
 pytestmark = pytest.mark.process
 
@@ -22,7 +22,7 @@ KILLS, CALLS = 20, 200
 LAST = 25
 ONCE = """
 import os, signal, sys
-from hotbed.serve.following import Follower
+from hotbed.serve.following.follower import Follower
 bundle, run, at, where = sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4]
 seen = 0
 KINDS = {"open", "os.rename", "os.link", "os.mkdir", "os.remove", "os.rmdir", "mmap.__new__"}
@@ -41,7 +41,7 @@ print(seen)
 """
 ON = """
 import sys
-from hotbed.serve.following import follow
+from hotbed.serve.following.follower import follow
 follow(sys.argv[1], sys.argv[2], every=0.01, keep=1, most_layers=2)
 """
 

@@ -31,11 +31,11 @@ from serve.followed_runs import (
 
 import hotbed as hb
 from hotbed.checkpoint import DamagedError
-from hotbed.serve.dense_weights import dense_of, with_weights
-from hotbed.serve.exporting import Origin, export_checkpoint
-from hotbed.serve.following import Follower
-from hotbed.serve.manifests import read_bundle
-from hotbed.serve.versions import open_layers, versions_of
+from hotbed.serve.bundles.dense_weights import dense_of, with_weights
+from hotbed.serve.bundles.manifests import read_bundle
+from hotbed.serve.bundles.versions import open_layers, versions_of
+from hotbed.serve.exporting.export import Origin, export_checkpoint
+from hotbed.serve.following.follower import Follower
 from hotbed.table.live import live_table
 
 READER = Path(__file__).resolve().parents[2] / "examples" / "serve" / "read_bundle.py"

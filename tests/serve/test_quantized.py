@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import hotbed as hb
-from hotbed.serve.row_formats import ROW_FORMATS
+from hotbed.serve.bundles.row_formats import ROW_FORMATS
 
 READER = Path(__file__).resolve().parents[2] / "examples" / "serve" / "read_bundle.py"
 Bundle = runpy.run_path(str(READER))["Bundle"]

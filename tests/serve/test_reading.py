@@ -17,15 +17,15 @@ from numpy.typing import NDArray
 from hotbed import _core
 from hotbed.errors import IdError
 from hotbed.serve import BundleError
-from hotbed.serve.bundle import LookupEntry, TableEntry
-from hotbed.serve.reading import (
+from hotbed.serve.bundles.bundle import LookupEntry, TableEntry
+from hotbed.serve.bundles.reading import (
     BundleTable,
     MappedRows,
     RequestedLookup,
     vectors_of,
     vectors_of_all,
 )
-from hotbed.serve.row_formats import ROW_FORMATS
+from hotbed.serve.bundles.row_formats import ROW_FORMATS
 
 ISAS = ("base", "avx2", "avx512")
 COMBINERS = ("none", "sum", "mean", "sqrtn", "max")

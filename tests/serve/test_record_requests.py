@@ -17,13 +17,13 @@ import torch
 from starlette.testclient import TestClient
 
 import hotbed as hb
+from hotbed.serve.bundles.manifests import read_bundle
+from hotbed.serve.exporting.saved import export_saved
 from hotbed.serve.http.app import app_of
 from hotbed.serve.http.limits import Limits
 from hotbed.serve.http.parts import inputs_of_bundle
 from hotbed.serve.http.records import Records, Unencoded, records_of
 from hotbed.serve.http.settings import ServeSettings
-from hotbed.serve.manifests import read_bundle
-from hotbed.serve.saved import export_saved
 
 pytest.importorskip("pyarrow")
 

@@ -23,6 +23,7 @@ from starlette.testclient import TestClient
 
 import hotbed as hb
 from hotbed.errors import InputError
+from hotbed.serve.bundles.versions import current, open_layers
 from hotbed.serve.http.app import app_of
 from hotbed.serve.http.settings import ServeSettings
 from hotbed.serve.shards.addresses import Addresses
@@ -34,7 +35,6 @@ from hotbed.serve.shards.messages import (
     wanted_message,
 )
 from hotbed.serve.shards.splits import Splits
-from hotbed.serve.versions import current, open_layers
 
 PREDICT = "/v1/models/bundle:predict"
 KILLS = examples(2, 50)

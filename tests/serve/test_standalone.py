@@ -20,9 +20,9 @@ from torch import Tensor, nn
 
 import hotbed as hb
 from hotbed.serve import ExportError
+from hotbed.serve.bundles.versions import versions_of
 from hotbed.serve.http.model import ServedModel
 from hotbed.serve.http.settings import ServeSettings
-from hotbed.serve.versions import versions_of
 
 READER = Path(__file__).resolve().parents[2] / "examples" / "serve" / "read_bundle.py"
 Bundle = runpy.run_path(str(READER))["Bundle"]
@@ -293,7 +293,7 @@ def test_names_that_clash(features: list[str], answer: str, told: str, tmp_path:
 def test_tables_beyond_what_protobuf_takes_lie_beside_it(
     rows: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hotbed.serve.standalone.INSIDE", 10_000)
+    monkeypatch.setattr("hotbed.serve.exporting.standalone.INSIDE", 10_000)
     tables = [hb.Table("s", 8, 2000), hb.Table("d", 8), hb.Table("none", 8)]
     model = Towers(tables)
     sample = {"s": torch.arange(B), "d": torch.arange(B) * 7, "none": torch.arange(B)}
@@ -328,7 +328,7 @@ def test_answers_that_differ_are_refused(tmp_path: Path, monkeypatch: pytest.Mon
     model = Towers([hb.Table("a", 4)])
     sample = {"a": torch.arange(B), "x": torch.rand(B, 2)}
     model(sample)
-    monkeypatch.setattr("hotbed.serve.standalone.TOLERANCE", -1.0)
+    monkeypatch.setattr("hotbed.serve.exporting.standalone.TOLERANCE", -1.0)
     with pytest.raises(ExportError, match="otherwise than the bundle"):
         hb.export(model, tmp_path / "b", sample=sample, standalone=True)
     assert [*tmp_path.iterdir()] == []

@@ -17,11 +17,11 @@ from starlette.testclient import TestClient
 from torch import Tensor
 
 import hotbed as hb
-from hotbed.serve import item_search
+from hotbed.serve.bundles import item_search
+from hotbed.serve.bundles.item_search import ItemVectors
 from hotbed.serve.http.app import app_of
 from hotbed.serve.http.limits import Limits
 from hotbed.serve.http.settings import ServeSettings
-from hotbed.serve.item_search import ItemVectors
 
 TOPK, PREDICT = "/v1/models/pairs:topk", "/v1/models/pairs:predict"
 LIMITS = Limits(samples=50, k=40, items=400)

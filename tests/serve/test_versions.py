@@ -17,13 +17,13 @@ from serve.followed_runs import Run, check_rows_and_weights, rows_in, served_fro
 
 from hotbed import _core
 from hotbed.serve import BundleError
-from hotbed.serve.bundle import FileEntry, TableEntry
-from hotbed.serve.exporting import files_in
-from hotbed.serve.following import Follower
-from hotbed.serve.layer_merges import LayerMerges
-from hotbed.serve.layers import NewLayer, StoredRows, merge_layers
-from hotbed.serve.new_version import Layer
-from hotbed.serve.versions import current, open_layers, pin, pinned, unpin, versions_of
+from hotbed.serve.bundles.bundle import FileEntry, TableEntry
+from hotbed.serve.bundles.layers import NewLayer, StoredRows, merge_layers
+from hotbed.serve.bundles.manifests import files_in
+from hotbed.serve.bundles.versions import current, open_layers, pin, pinned, unpin, versions_of
+from hotbed.serve.following.follower import Follower
+from hotbed.serve.following.layer_merges import LayerMerges
+from hotbed.serve.following.new_version import Layer
 
 
 def followed(run: Run, follower: Follower, count: int) -> list[str]:
@@ -167,7 +167,7 @@ def test_a_bundle_replaced_while_a_version_is_made(
         run.train()
         run.save(delta=True)
         with monkeypatch.context() as patch:
-            patch.setattr("hotbed.serve.new_version.files_in", replacing)
+            patch.setattr("hotbed.serve.following.new_version.files_in", replacing)
             with pytest.raises(BundleError, match="replaced meanwhile"):
                 follower.poll()
         assert [each.number for each in versions_of(bundle)] == [0]
@@ -233,7 +233,7 @@ def test_a_merge_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     bundle = run.export()
     with Follower(bundle, run.root, most_layers=2) as follower:
         with monkeypatch.context() as patch:
-            patch.setattr("hotbed.serve.layer_merges.merge_layers", full)
+            patch.setattr("hotbed.serve.following.layer_merges.merge_layers", full)
             followed(run, follower, 3)
             follower.wait_for_merges()
         run.train()
@@ -277,7 +277,7 @@ def test_of_merged_layers_the_newest_counts(
     folder = tmp_path_factory.mktemp("layers")
     made = [layer_of(folder, number, rows) for number, rows in enumerate(layers)]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("hotbed.serve.layers.AT_ONCE", 3)
+        patch.setattr("hotbed.serve.bundles.layers.AT_ONCE", 3)
         entry = merge_layers(str(folder), "tables/0.m", [StoredRows(*each) for each in made])
     merged = StoredRows(str(folder), entry)
     expected: dict[int, int] = {}

@@ -25,9 +25,9 @@ from serve.followed_runs import (
 import hotbed as hb
 from hotbed.checkpoint import CheckpointError, DamagedError
 from hotbed.serve import BundleError
-from hotbed.serve.following import Follower, follow
-from hotbed.serve.new_version import Written, write_version
-from hotbed.serve.versions import current, versions_of
+from hotbed.serve.bundles.versions import current, versions_of
+from hotbed.serve.following.follower import Follower, follow
+from hotbed.serve.following.new_version import Written, write_version
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,12 +68,14 @@ def test_a_base_that_goes_while_it_is_read(tmp_path: Path, monkeypatch: pytest.M
         return write_version(*given)
 
     with Follower(bundle, run.root) as follower:
-        monkeypatch.setattr("hotbed.serve.following.write_version", pruned)
+        monkeypatch.setattr("hotbed.serve.following.follower.write_version", pruned)
         assert applied(follower).step == run.step and len(calls) == 2
     check_rows_and_weights(served_from(bundle), run.loaded(), tmp_path / "expected")
 
 
-@pytest.mark.parametrize("what", ["hotbed.serve.new_version.files_in", "os.posix_fallocate"])
+@pytest.mark.parametrize(
+    "what", ["hotbed.serve.following.new_version.files_in", "os.posix_fallocate"]
+)
 def test_a_disk_that_is_full(what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: Any) -> Any:
         raise OSError(28, "No space left on device")

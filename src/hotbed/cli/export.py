@@ -63,8 +63,8 @@ def export(
     console = Console(stderr=True)
     with in_one_sentence({"host": host, "ssd": ssd}, console):
         from hotbed.checkpoint.folder import is_of_checkpoints
-        from hotbed.serve.bundle import is_of_a_bundle
-        from hotbed.serve.saved import export_saved
+        from hotbed.serve.bundles.bundle import is_of_a_bundle
+        from hotbed.serve.exporting.saved import export_saved
         from hotbed.train.paths import Folder, Named, refuse_clashes
         from hotbed.train.run_note import is_of_a_run, write_note
         from hotbed.train.settings import storage_of

@@ -14,10 +14,10 @@ from hotbed.conversion.layers import ConvertedLayer
 from hotbed.errors import InputError, TableError
 from hotbed.inputs.bags import Bags
 from hotbed.modules.owner import TableOwner, owners_of, tables_of
-from hotbed.serve.lookups import copied
-from hotbed.serve.reading import BundleTable, Ids, MappedRows, looked_up
-from hotbed.serve.row_formats import ROW_FORMATS
-from hotbed.serve.table_files import check_forms, write_table
+from hotbed.serve.bundles.reading import BundleTable, Ids, MappedRows, looked_up
+from hotbed.serve.bundles.row_formats import ROW_FORMATS
+from hotbed.serve.bundles.table_files import check_forms, write_table
+from hotbed.serve.exporting.lookups import copied
 from hotbed.table.live import LiveTable
 
 __all__ = ["quantized"]

@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from hotbed.serve.bundle import BundleError
+from hotbed.serve.bundles.bundle import BundleError
 from hotbed.serve.http.errors import RequestError
 from hotbed.serve.http.gate import Gate
 from hotbed.serve.http.metrics import forget_folder

@@ -6,7 +6,7 @@ import contextlib
 import sys
 from collections.abc import Iterator
 
-from hotbed.serve.following import Follower, follow
+from hotbed.serve.following.follower import Follower, follow
 from hotbed.serve.http.children import kept_running
 
 __all__ = ["following"]
@@ -17,7 +17,7 @@ def following(bundle: str, run: str) -> Iterator[None]:
     """For a ``with`` statement: versions of a bundle are made meanwhile, in another process.
 
     Raises:
-        BundleError, CheckpointError: as of `hotbed.serve.following.Follower`.
+        BundleError, CheckpointError: as of `hotbed.serve.following.follower.Follower`.
     """
     with Follower(bundle, run):
         pass  # what is wrong is told before anything is served

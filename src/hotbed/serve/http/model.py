@@ -9,16 +9,16 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from hotbed.serve.bundle import SAMPLE, BundleError
+from hotbed.serve.bundles.bundle import SAMPLE, BundleError
+from hotbed.serve.bundles.manifests import read_whole
+from hotbed.serve.bundles.reading import ReadTable
+from hotbed.serve.bundles.sessions import Session, session_of
+from hotbed.serve.bundles.versions import Version, fault_of_sizes, open_layers
 from hotbed.serve.http.limits import Limits
 from hotbed.serve.http.parts import Answers, Input, Part, inputs_of_bundle, looked_up
 from hotbed.serve.http.records import records_of
 from hotbed.serve.http.settings import ServeSettings
 from hotbed.serve.http.topk import topk_of
-from hotbed.serve.manifests import read_whole
-from hotbed.serve.reading import ReadTable
-from hotbed.serve.sessions import Session, session_of
-from hotbed.serve.versions import Version, fault_of_sizes, open_layers
 
 __all__ = ["ServedModel"]
 

@@ -6,7 +6,7 @@ import importlib.metadata
 import urllib.parse
 from collections.abc import Mapping, Sequence
 
-from hotbed.serve.bundle import OutputEntry
+from hotbed.serve.bundles.bundle import OutputEntry
 from hotbed.serve.http.limits import Limits
 from hotbed.serve.http.model import ServedModel
 from hotbed.serve.http.open_inference import LENGTH_TYPES, LENGTHS, datatypes_of

@@ -17,11 +17,11 @@ from torch import Tensor
 
 from hotbed.files import Json
 from hotbed.jagged import Jagged
-from hotbed.serve.bundle import Bundle, InputEntry, LookupEntry
+from hotbed.serve.bundles.bundle import Bundle, InputEntry, LookupEntry
+from hotbed.serve.bundles.reading import BundleTable, ReadTable, RequestedLookup, vectors_of_all
+from hotbed.serve.bundles.versions import Version
 from hotbed.serve.http.errors import RequestError, wrong
 from hotbed.serve.http.limits import Limits
-from hotbed.serve.reading import BundleTable, ReadTable, RequestedLookup, vectors_of_all
-from hotbed.serve.versions import Version
 
 __all__ = ["Answers", "Answering", "Input", "InputTensor", "Part", "inputs_of_bundle", "looked_up"]
 

@@ -12,7 +12,7 @@ from typing import NamedTuple, cast
 from hotbed.data import Schema
 from hotbed.data.records import Columns, CriteoColumns, RecordError, SchemaColumns
 from hotbed.files import Json
-from hotbed.serve.bundle import CRITEO, Bundle
+from hotbed.serve.bundles.bundle import CRITEO, Bundle
 from hotbed.serve.http.errors import RequestError, wrong
 from hotbed.serve.http.limits import Limits
 from hotbed.serve.http.parts import Input, Part

@@ -9,12 +9,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from hotbed.serve.bundle import BundleError
+from hotbed.serve.bundles.bundle import BundleError
+from hotbed.serve.bundles.versions import pin, pinned, unpin, versions_of
 from hotbed.serve.http.bodies import json_of
 from hotbed.serve.http.errors import RequestError, wrong
 from hotbed.serve.http.paths import json_response
 from hotbed.serve.http.server import Server
-from hotbed.serve.versions import pin, pinned, unpin, versions_of
 
 __all__ = ["Listed", "Repository", "routes_of"]
 

@@ -6,7 +6,8 @@ import asyncio
 import logging
 from collections.abc import Mapping
 
-from hotbed.serve.bundle import BundleError
+from hotbed.serve.bundles.bundle import BundleError
+from hotbed.serve.bundles.versions import Version, current
 from hotbed.serve.http.batching import Batcher
 from hotbed.serve.http.errors import RequestError
 from hotbed.serve.http.metrics import Metrics
@@ -16,7 +17,6 @@ from hotbed.serve.http.rows import MappedFiles, Rows, Shards
 from hotbed.serve.http.settings import ServeSettings
 from hotbed.serve.shards.addresses import Addresses
 from hotbed.serve.shards.fetching import Fetcher
-from hotbed.serve.versions import Version, current
 
 __all__ = ["Server"]
 

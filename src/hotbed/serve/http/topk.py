@@ -9,14 +9,14 @@ from typing import NamedTuple
 import numpy as np
 
 from hotbed.files import Json
-from hotbed.serve.bundle import USER_VECTOR, TopKEntry
+from hotbed.serve.bundles.bundle import USER_VECTOR, TopKEntry
+from hotbed.serve.bundles.reading import ReadTable
+from hotbed.serve.bundles.sessions import session_of
+from hotbed.serve.bundles.versions import Layers, ServedItems
 from hotbed.serve.http.errors import RequestError, wrong
 from hotbed.serve.http.limits import Limits
 from hotbed.serve.http.parts import Answering, Answers, Input, Part, looked_up
 from hotbed.serve.http.records import records_of
-from hotbed.serve.reading import ReadTable
-from hotbed.serve.sessions import session_of
-from hotbed.serve.versions import Layers, ServedItems
 
 __all__ = ["NoItems", "TopK", "check_answer", "k_of", "topk_of"]
 

@@ -18,7 +18,8 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 from hotbed.errors import IdError
-from hotbed.serve.bundle import BundleError
+from hotbed.serve.bundles.bundle import BundleError
+from hotbed.serve.bundles.versions import Layers, current, open_layers, versions_of
 from hotbed.serve.http.bodies import read_body
 from hotbed.serve.http.errors import RequestError
 from hotbed.serve.http.gate import Gate
@@ -26,7 +27,6 @@ from hotbed.serve.http.metrics import CONTENT_TYPE_LATEST, Metrics
 from hotbed.serve.http.settings import ServeSettings
 from hotbed.serve.http.worker import settled
 from hotbed.serve.shards.messages import Wanted, read_wanted, rows_message
-from hotbed.serve.versions import Layers, current, open_layers, versions_of
 
 __all__ = ["from_environment"]
 

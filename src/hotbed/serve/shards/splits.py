@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from hotbed.serve.reading import BundleTable
+from hotbed.serve.bundles.reading import BundleTable
 
 __all__ = ["Splits"]
 

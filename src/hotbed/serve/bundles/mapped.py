@@ -7,7 +7,7 @@ import os
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from hotbed.serve.bundle import BundleError
+from hotbed.serve.bundles.bundle import BundleError
 
 __all__ = ["found_in", "mapped", "new_mapped"]
 

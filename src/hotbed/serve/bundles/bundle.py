@@ -19,7 +19,7 @@
         topk/N.ids.npy           of the items' feature N, from 1 on: ids in the order of the items
         topk/N.offsets.npy       where items have any number of them: where those of each begin and end
         topk/vectors.npy         float32 vectors of the items, whose products with a user's are the scores
-        versions/                newer versions, see `hotbed.serve.versions`
+        versions/                newer versions, see `hotbed.serve.bundles.versions`
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from typing import NamedTuple, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from hotbed.serve.bundle import (
+from hotbed.serve.bundles.bundle import (
     ITEM_IDS,
     ITEM_VECTOR,
     ITEM_VECTORS,
@@ -21,9 +21,9 @@ from hotbed.serve.bundle import (
     ItemFeatureEntry,
     LookupEntry,
 )
-from hotbed.serve.mapped import mapped
-from hotbed.serve.reading import BundleTable, RequestedLookup, vectors_of_all
-from hotbed.serve.sessions import session_of
+from hotbed.serve.bundles.mapped import mapped
+from hotbed.serve.bundles.reading import BundleTable, RequestedLookup, vectors_of_all
+from hotbed.serve.bundles.sessions import session_of
 
 __all__ = ["FeatureIds", "ItemTower", "read_features", "write_features", "write_vectors"]
 

@@ -6,7 +6,7 @@
         bundle.json ...                 the bundle, which stays as it is
         versions/BASE/                  of the bundle whose model_version is BASE; others are left-overs
             00000012.3000-1a2b3c4d/     number and model_version
-                version.json            its manifest, see `hotbed.serve.manifests.VersionEntry`
+                version.json            its manifest, see `hotbed.serve.bundles.manifests.VersionEntry`
                 dense.onnx              the dense part with its weights
                 tables/N.K.ids.npy      of table N, a layer that version K has made: changed ids, rising
                 tables/N.K.rows.npy     their rows, as the bundle stores them; scales and default likewise
@@ -29,7 +29,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from hotbed.files import appearing
-from hotbed.serve.bundle import (
+from hotbed.serve.bundles.bundle import (
     DENSE,
     ITEM_VECTORS,
     USER,
@@ -38,9 +38,9 @@ from hotbed.serve.bundle import (
     BundleError,
     FileEntry,
 )
-from hotbed.serve.item_search import ItemVectors
-from hotbed.serve.manifests import VersionEntry, check_contents, read_bundle, read_version
-from hotbed.serve.reading import BundleTable, MappedRows
+from hotbed.serve.bundles.item_search import ItemVectors
+from hotbed.serve.bundles.manifests import VersionEntry, check_contents, read_bundle, read_version
+from hotbed.serve.bundles.reading import BundleTable, MappedRows
 
 __all__ = [
     "Layers",

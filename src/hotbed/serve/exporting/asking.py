@@ -12,8 +12,8 @@ from torch import Tensor
 from hotbed.arrays import ID_DTYPES
 from hotbed.files import Json
 from hotbed.jagged import Jagged
-from hotbed.serve.bundle import ExportError, InputEntry, LookupEntry, OutputEntry
-from hotbed.serve.lookups import Lookup, is_same
+from hotbed.serve.bundles.bundle import ExportError, InputEntry, LookupEntry, OutputEntry
+from hotbed.serve.exporting.lookups import Lookup, is_same
 from hotbed.table.live import LiveTable
 
 __all__ = ["as_rows", "first_samples", "ids_of", "inputs_of", "lookups_of_ids", "outputs_of"]
@@ -100,7 +100,7 @@ def outputs_of(outputs: Mapping[str, Tensor]) -> list[OutputEntry]:
 
 
 def ids_of(leaf: object, lookup: LookupEntry) -> tuple[NDArray[np.int64], NDArray[np.int64] | None]:
-    """Return the ids of a lookup as `hotbed.serve.reading.vectors_of` takes them, and offsets of bags."""
+    """Return the ids of a lookup and offsets of its bags, as `hotbed.serve.bundles.reading` takes them."""
     if isinstance(leaf, Jagged):
         return leaf.values.long().cpu().numpy(), leaf.offsets.cpu().numpy()
     assert isinstance(leaf, Tensor)

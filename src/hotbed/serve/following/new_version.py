@@ -16,21 +16,29 @@ from hotbed.checkpoint.files import write_json_sealed
 from hotbed.checkpoint.folder import order_of
 from hotbed.checkpoint.stores.local_files import sync_folder
 from hotbed.files import appearing_folder
-from hotbed.serve.bundle import DENSE, TABLES, VERSION, Bundle, BundleError, FileEntry, TableEntry
-from hotbed.serve.checkpoint_rows import CheckpointTable, ServedTable, write_changes
-from hotbed.serve.dense_weights import dense_in, with_weights
-from hotbed.serve.exporting import files_in
-from hotbed.serve.followed_items import write_followed_items
-from hotbed.serve.layers import StoredRows
-from hotbed.serve.manifests import (
+from hotbed.serve.bundles.bundle import (
+    DENSE,
+    TABLES,
+    VERSION,
+    Bundle,
+    BundleError,
+    FileEntry,
+    TableEntry,
+)
+from hotbed.serve.bundles.dense_weights import dense_in, with_weights
+from hotbed.serve.bundles.layers import StoredRows
+from hotbed.serve.bundles.manifests import (
     VERSION_FORMAT,
     VERSION_MANIFEST,
     VersionEntry,
+    files_in,
     read_bundle,
     read_whole,
 )
-from hotbed.serve.same_model import refuse_other_model
-from hotbed.serve.versions import Version, folder_of, name_of
+from hotbed.serve.bundles.versions import Version, folder_of, name_of
+from hotbed.serve.following.checkpoint_rows import CheckpointTable, ServedTable, write_changes
+from hotbed.serve.following.followed_items import write_followed_items
+from hotbed.serve.following.same_model import refuse_other_model
 
 __all__ = ["Layer", "Stack", "Written", "since_of", "write_version"]
 

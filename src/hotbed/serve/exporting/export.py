@@ -10,16 +10,14 @@ import json
 import os
 import shutil
 import threading
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from hotbed import _core
 from hotbed.arrays import id_tensor
 from hotbed.checkpoint.deltas import new_uid
 from hotbed.checkpoint.files import write_json_sealed
@@ -29,15 +27,7 @@ from hotbed.errors import TableError
 from hotbed.files import appearing_folder
 from hotbed.jagged import Jagged
 from hotbed.modules.owner import tables_of
-from hotbed.serve.asking import (
-    as_rows,
-    first_samples,
-    ids_of,
-    inputs_of,
-    lookups_of_ids,
-    outputs_of,
-)
-from hotbed.serve.bundle import (
+from hotbed.serve.bundles.bundle import (
     DENSE,
     FORMAT,
     MANIFEST,
@@ -47,13 +37,26 @@ from hotbed.serve.bundle import (
     VERSION,
     BundleError,
     ExportError,
-    FileEntry,
     InputEntry,
     LookupEntry,
     TableEntry,
     is_of_a_bundle,
 )
-from hotbed.serve.dense import (
+from hotbed.serve.bundles.dense_weights import dense_of, shapes_of
+from hotbed.serve.bundles.manifests import files_in
+from hotbed.serve.bundles.reading import BundleTable, MappedRows, vectors_of
+from hotbed.serve.bundles.row_formats import ROW_FORMATS
+from hotbed.serve.bundles.sessions import Session, session_of
+from hotbed.serve.bundles.table_files import check_forms, write_table
+from hotbed.serve.exporting.asking import (
+    as_rows,
+    first_samples,
+    ids_of,
+    inputs_of,
+    lookups_of_ids,
+    outputs_of,
+)
+from hotbed.serve.exporting.dense import (
     Leaves,
     leaves_of,
     named_outputs,
@@ -61,17 +64,12 @@ from hotbed.serve.dense import (
     parameters_of,
     program_of,
 )
-from hotbed.serve.dense_weights import dense_of, shapes_of
-from hotbed.serve.item_vectors import Items, towers_of, write_items
-from hotbed.serve.lookups import Recorded, WithoutTables, recorded
-from hotbed.serve.onnx_nodes import OnnxModel
-from hotbed.serve.reading import BundleTable, MappedRows, vectors_of
-from hotbed.serve.row_formats import ROW_FORMATS
-from hotbed.serve.sessions import Session, session_of
-from hotbed.serve.standalone import write_standalone
-from hotbed.serve.table_files import check_forms, write_table
+from hotbed.serve.exporting.item_vectors import Items, towers_of, write_items
+from hotbed.serve.exporting.lookups import Recorded, WithoutTables, recorded
+from hotbed.serve.exporting.onnx_nodes import OnnxModel
+from hotbed.serve.exporting.standalone import write_standalone
 
-__all__ = ["Origin", "export", "export_checkpoint", "files_in"]
+__all__ = ["Origin", "export", "export_checkpoint"]
 
 TOLERANCE = 1e-5
 """Of the answers of onnxruntime, beside those of torch: absolute, and relative to the largest."""
@@ -112,7 +110,7 @@ def export(
     Args:
         path: a folder, which is made, or an earlier bundle, which is replaced.
         sample: a batch of at least two samples, as ``model(sample)`` takes it; a tuple: several arguments.
-        rows: "float32", "float16", "int8" or "int4"; see `hotbed.serve.row_formats`.
+        rows: "float32", "float16", "int8" or "int4"; see `hotbed.serve.bundles.row_formats`.
         tables: ids of dynamic tables by their names in the model's state_dict, whose rows alone are written.
         default: the vector of an id without row: "zeros", or the "mean" of the table's rows.
         program: whether the dense part is written as a `torch.export` program, too. It is a pickle.
@@ -370,22 +368,6 @@ def _in_place_of(target: str) -> Iterator[str]:
                 stack.callback(shutil.rmtree, before, ignore_errors=True)
             os.rename(new, target)
         sync_folder(os.path.dirname(target))
-
-
-def files_in(folder: str, known: Collection[str] = ()) -> list[FileEntry]:
-    """Bring files to the disk. Returns what the manifest says of them, but for those that are `known`."""
-    found: list[FileEntry] = []
-    for path in sorted(Path(folder).rglob("*")):
-        name = path.relative_to(folder).as_posix()
-        if path.is_file() and name not in known:
-            with open(path, "rb") as file:
-                os.fsync(file.fileno())
-            contents = (
-                np.memmap(path, np.uint8, "r") if path.stat().st_size else np.empty(0, np.uint8)
-            )
-            sum_of = _core.crc32c(contents)
-            found.append({"name": name, "bytes": contents.size, "crc32c": f"{sum_of:08x}"})
-    return found
 
 
 def _versions(onnx: OnnxModel) -> dict[str, str]:

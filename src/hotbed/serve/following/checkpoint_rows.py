@@ -20,9 +20,9 @@ from hotbed.checkpoint.rows import TableRows, fault_of_ids
 from hotbed.checkpoint.single import differs
 from hotbed.checkpoint.tables import table_of
 from hotbed.collection import EmbeddingCollection
-from hotbed.serve.bundle import BundleError, TableEntry
-from hotbed.serve.layers import AT_ONCE, NewLayer, StoredRows, encoded_bits
-from hotbed.serve.mapped import found_in
+from hotbed.serve.bundles.bundle import BundleError, TableEntry
+from hotbed.serve.bundles.layers import AT_ONCE, NewLayer, StoredRows, encoded_bits
+from hotbed.serve.bundles.mapped import found_in
 from hotbed.table.live import LiveTable, live_table
 
 __all__ = ["CheckpointTable", "ServedTable", "write_changes"]

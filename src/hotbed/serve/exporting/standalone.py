@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from hotbed.serve.bundle import (
+from hotbed.serve.bundles.bundle import (
     SAMPLE,
     STANDALONE,
     ExportError,
@@ -24,10 +24,10 @@ from hotbed.serve.bundle import (
     LookupEntry,
     TableEntry,
 )
-from hotbed.serve.onnx_lookups import Asked, OneId, Ragged, Rectangular, lookup_of
-from hotbed.serve.onnx_nodes import Nodes, OnnxModel, OnnxValue, rename
-from hotbed.serve.reading import MappedRows
-from hotbed.serve.sessions import session_of
+from hotbed.serve.bundles.reading import MappedRows
+from hotbed.serve.bundles.sessions import session_of
+from hotbed.serve.exporting.onnx_lookups import Asked, OneId, Ragged, Rectangular, lookup_of
+from hotbed.serve.exporting.onnx_nodes import Nodes, OnnxModel, OnnxValue, rename
 
 __all__ = ["write_standalone"]
 

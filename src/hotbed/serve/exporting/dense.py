@@ -18,9 +18,9 @@ from torch.nn.modules.module import (
 from torch.utils import _pytree as pytree
 
 from hotbed.jagged import Jagged
-from hotbed.serve.bundle import ExportError
-from hotbed.serve.lookups import Lookup, WithoutTables, is_same
-from hotbed.serve.onnx_nodes import OnnxGraph, OnnxModel, OnnxNode, rename
+from hotbed.serve.bundles.bundle import ExportError
+from hotbed.serve.exporting.lookups import Lookup, WithoutTables, is_same
+from hotbed.serve.exporting.onnx_nodes import OnnxGraph, OnnxModel, OnnxNode, rename
 
 __all__ = [
     "Leaves",

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from hotbed.checkpoint.entries import Manifest, ModelEntry
-from hotbed.serve.bundle import Bundle, BundleError
-from hotbed.serve.dense_weights import shapes_of
+from hotbed.serve.bundles.bundle import Bundle, BundleError
+from hotbed.serve.bundles.dense_weights import shapes_of
 
 __all__ = ["refuse_other_model"]
 

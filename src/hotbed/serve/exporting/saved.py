@@ -11,8 +11,8 @@ from hotbed.checkpoint.folder import latest
 from hotbed.checkpoint.loading import load_model
 from hotbed.checkpoint.manifest import read_manifest
 from hotbed.data import ColumnFiles, CriteoLog, Schema
-from hotbed.serve.bundle import CRITEO, ExportError
-from hotbed.serve.exporting import Origin, export_checkpoint
+from hotbed.serve.bundles.bundle import CRITEO, ExportError
+from hotbed.serve.exporting.export import Origin, export_checkpoint
 from hotbed.storage import Storage
 
 __all__ = ["export_saved"]

@@ -14,7 +14,7 @@ from hotbed.checkpoint.manifest import dense_file
 from hotbed.checkpoint.tensors import read_tensors
 from hotbed.checkpoint.values import decoded
 from hotbed.modules.owner import tables_left_out
-from hotbed.serve.bundle import BundleError
+from hotbed.serve.bundles.bundle import BundleError
 
 __all__ = ["dense_in", "dense_of", "shapes_of", "with_weights"]
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import os
+from collections.abc import Collection
+from pathlib import Path
 from typing import TypedDict, cast
 
 import numpy as np
@@ -11,7 +13,7 @@ import numpy as np
 from hotbed import _core
 from hotbed.checkpoint.errors import DamagedError
 from hotbed.checkpoint.files import read_json_sealed
-from hotbed.serve.bundle import (
+from hotbed.serve.bundles.bundle import (
     FORMAT,
     MANIFEST,
     VERSION,
@@ -26,6 +28,7 @@ __all__ = [
     "VERSION_MANIFEST",
     "VersionEntry",
     "check_contents",
+    "files_in",
     "read_bundle",
     "read_version",
     "read_whole",
@@ -132,3 +135,19 @@ def _read(path: str, of_format: str) -> object:
                 )
             return found
     raise BundleError(f"{path} is damaged, or was changed. Export the bundle again.")
+
+
+def files_in(folder: str, known: Collection[str] = ()) -> list[FileEntry]:
+    """Bring files to the disk. Returns what the manifest says of them, but for those that are `known`."""
+    found: list[FileEntry] = []
+    for path in sorted(Path(folder).rglob("*")):
+        name = path.relative_to(folder).as_posix()
+        if path.is_file() and name not in known:
+            with open(path, "rb") as file:
+                os.fsync(file.fileno())
+            contents = (
+                np.memmap(path, np.uint8, "r") if path.stat().st_size else np.empty(0, np.uint8)
+            )
+            sum_of = _core.crc32c(contents)
+            found.append({"name": name, "bytes": contents.size, "crc32c": f"{sum_of:08x}"})
+    return found

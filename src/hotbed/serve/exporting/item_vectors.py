@@ -13,8 +13,7 @@ from torch import Tensor, nn
 
 from hotbed.data import MISSING_ID, Id
 from hotbed.models import TwoTower
-from hotbed.serve.asking import ids_of
-from hotbed.serve.bundle import (
+from hotbed.serve.bundles.bundle import (
     ITEM,
     ITEM_VECTOR,
     TOPK,
@@ -26,11 +25,12 @@ from hotbed.serve.bundle import (
     TopKEntry,
     TowersEntry,
 )
-from hotbed.serve.dense import Leaves, named_outputs, onnx_of, parameters_of, program_of
-from hotbed.serve.item_tower import FeatureIds, ItemTower, write_features, write_vectors
-from hotbed.serve.lookups import Recorded, WithoutTables
-from hotbed.serve.reading import BundleTable
-from hotbed.serve.sessions import session_of
+from hotbed.serve.bundles.item_tower import FeatureIds, ItemTower, write_features, write_vectors
+from hotbed.serve.bundles.reading import BundleTable
+from hotbed.serve.bundles.sessions import session_of
+from hotbed.serve.exporting.asking import ids_of
+from hotbed.serve.exporting.dense import Leaves, named_outputs, onnx_of, parameters_of, program_of
+from hotbed.serve.exporting.lookups import Recorded, WithoutTables
 
 __all__ = ["Items", "Towers", "WrittenItems", "towers_of", "write_items"]
 

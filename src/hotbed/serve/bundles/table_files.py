@@ -11,9 +11,9 @@ from numpy.typing import DTypeLike, NDArray
 from torch import Tensor
 
 from hotbed.errors import PlanError
-from hotbed.serve.bundle import ExportError, TableEntry
-from hotbed.serve.mapped import new_mapped
-from hotbed.serve.row_formats import ROW_FORMATS, RowFormat
+from hotbed.serve.bundles.bundle import ExportError, TableEntry
+from hotbed.serve.bundles.mapped import new_mapped
+from hotbed.serve.bundles.row_formats import ROW_FORMATS, RowFormat
 from hotbed.table.live import LiveTable
 from hotbed.table.records import rows_of_widths
 

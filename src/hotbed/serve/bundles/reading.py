@@ -12,9 +12,9 @@ from numpy.typing import DTypeLike, NDArray
 
 from hotbed import _core
 from hotbed.errors import IdError
-from hotbed.serve.bundle import BundleError, LookupEntry, TableEntry
-from hotbed.serve.mapped import mapped
-from hotbed.serve.row_formats import ROW_FORMATS
+from hotbed.serve.bundles.bundle import BundleError, LookupEntry, TableEntry
+from hotbed.serve.bundles.mapped import mapped
+from hotbed.serve.bundles.row_formats import ROW_FORMATS
 
 __all__ = [
     "BundleTable",

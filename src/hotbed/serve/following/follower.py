@@ -20,11 +20,9 @@ from hotbed.checkpoint.manifest import MANIFEST, read_manifest
 from hotbed.checkpoint.stores import store_of
 from hotbed.checkpoint.stores.local_files import held
 from hotbed.errors import HotbedError
-from hotbed.serve.bundle import Bundle, BundleError
-from hotbed.serve.layer_merges import LayerMerges
-from hotbed.serve.manifests import read_bundle, read_version
-from hotbed.serve.new_version import Layer, Stack, Written, since_of, write_version
-from hotbed.serve.versions import (
+from hotbed.serve.bundles.bundle import Bundle, BundleError
+from hotbed.serve.bundles.manifests import read_bundle, read_version
+from hotbed.serve.bundles.versions import (
     Version,
     fault_of_sizes,
     folder_of,
@@ -32,6 +30,8 @@ from hotbed.serve.versions import (
     pinned,
     versions_of,
 )
+from hotbed.serve.following.layer_merges import LayerMerges
+from hotbed.serve.following.new_version import Layer, Stack, Written, since_of, write_version
 
 __all__ = ["Applied", "Follower", "follow"]
 
@@ -284,7 +284,7 @@ def follow(
         bundle, run, keep, most_layers: see `Follower`.
         every: seconds between two looks at the run.
         stop: ends it when it is set; None: it ends with its process, which may be killed at any time.
-        report: called with lines of text; None: they go to the log ``hotbed.serve.following``.
+        report: called with lines of text; None: they go to the log ``hotbed.serve.following.follower``.
 
     Raises:
         BundleError, CheckpointError: as of `Follower`.

@@ -9,9 +9,9 @@ import abc
 
 import numpy as np
 
-from hotbed.serve.bundle import LookupEntry
-from hotbed.serve.onnx_nodes import Nodes
-from hotbed.serve.reading import MappedRows
+from hotbed.serve.bundles.bundle import LookupEntry
+from hotbed.serve.bundles.reading import MappedRows
+from hotbed.serve.exporting.onnx_nodes import Nodes
 
 __all__ = ["Asked", "OneId", "Ragged", "Rectangular", "lookup_of"]
 

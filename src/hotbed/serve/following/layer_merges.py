@@ -8,9 +8,9 @@ import shutil
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from hotbed.serve.bundle import TABLES
-from hotbed.serve.layers import StoredRows, merge_layers
-from hotbed.serve.new_version import Layer
+from hotbed.serve.bundles.bundle import TABLES
+from hotbed.serve.bundles.layers import StoredRows, merge_layers
+from hotbed.serve.following.new_version import Layer
 
 __all__ = ["LayerMerges"]
 

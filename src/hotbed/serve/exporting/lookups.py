@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from hotbed.collection import EmbeddingCollection
 from hotbed.jagged import Jagged
 from hotbed.modules.owner import TableOwner, owners_of
-from hotbed.serve.bundle import ExportError
+from hotbed.serve.bundles.bundle import ExportError
 from hotbed.table.live import LiveTable
 
 __all__ = ["Lookup", "Recorded", "WithoutTables", "copied", "is_same", "recorded"]

@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hotbed.serve.bundle import TableEntry
-from hotbed.serve.mapped import found_in, new_mapped
-from hotbed.serve.reading import MappedRows
-from hotbed.serve.row_formats import ROW_FORMATS
+from hotbed.serve.bundles.bundle import TableEntry
+from hotbed.serve.bundles.mapped import found_in, new_mapped
+from hotbed.serve.bundles.reading import MappedRows
+from hotbed.serve.bundles.row_formats import ROW_FORMATS
 
 __all__ = ["NewLayer", "StoredRows", "bytes_of_row", "encoded_bits", "merge_layers"]
 

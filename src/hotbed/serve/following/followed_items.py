@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 
-from hotbed.serve.bundle import ITEM, TOPK, USER, Bundle, TableEntry
-from hotbed.serve.dense_weights import with_weights
-from hotbed.serve.item_tower import ItemTower, read_features, write_vectors
-from hotbed.serve.manifests import read_whole
-from hotbed.serve.reading import BundleTable, MappedRows
+from hotbed.serve.bundles.bundle import ITEM, TOPK, USER, Bundle, TableEntry
+from hotbed.serve.bundles.dense_weights import with_weights
+from hotbed.serve.bundles.item_tower import ItemTower, read_features, write_vectors
+from hotbed.serve.bundles.manifests import read_whole
+from hotbed.serve.bundles.reading import BundleTable, MappedRows
 
 __all__ = ["write_followed_items"]
 

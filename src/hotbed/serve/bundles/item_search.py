@@ -11,8 +11,8 @@ from typing import NamedTuple, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from hotbed.serve.bundle import ITEM_IDS, ITEM_VECTORS, TopKEntry
-from hotbed.serve.mapped import mapped
+from hotbed.serve.bundles.bundle import ITEM_IDS, ITEM_VECTORS, TopKEntry
+from hotbed.serve.bundles.mapped import mapped
 
 __all__ = ["Best", "ItemVectors"]
 

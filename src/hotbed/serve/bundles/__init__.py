@@ -1,0 +1,1 @@
+"""Bundles: their files, as they are written and read."""

@@ -1,0 +1,1 @@
+"""Versions of a bundle, of the checkpoints of a run."""
