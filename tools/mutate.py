@@ -43,6 +43,7 @@ TESTS = {
         "test_embedding.py test_parameters.py test_collection.py test_collection_in_torch.py "
         "test_table_owner.py test_threads_on_tables.py",
     ),
+    "table/matrix": "conversion/test_weight_as_matrix.py test_weights_after_changes.py",
     "table/local": "dist/test_rows_by_id.py dist/test_local_changes.py",
     "ahead": "resolve/test_wait_counts.py resolve/test_refilled_batches.py "
     "resolve/test_lookahead_batches.py resolve/test_tier_counts.py resolve/test_lookahead_changes.py "
@@ -77,6 +78,8 @@ TESTS = {
     "places/test_contains.py places/test_counts_in_memory.py optim/test_fused.py "
     "optim/test_optimizers.py optim/test_saving.py test_gradients.py optim/test_guards.py "
     "device/test_refused_steps.py",
+    "places/tiered/folder": "resolve/test_folder.py dist/test_distribute.py",
+    "places/tiered/linking": "checkpoint/test_linked.py",
     "places/tiered": "resolve/test_refilled_batches.py resolve/test_wait_counts.py resolve/test_hottest.py "
     "resolve/test_lookahead_batches.py resolve/test_tier_counts.py resolve/test_tiered_models.py "
     "resolve/test_extreme_sizes.py resolve/test_budget_advice.py resolve/test_tiered_gradients.py "
@@ -167,6 +170,7 @@ TESTS = {
     "serve/following/followed_items": "serve/test_followed_items.py",
     "serve/http/paths": "serve/test_requests.py serve/test_record_requests.py serve/test_topk.py "
     "serve/test_openapi.py",
+    "serve/http/server": "serve/test_requests.py serve/test_topk.py serve/test_following_server.py",
     "serve/http/rows": "serve/test_shards.py serve/test_batching.py serve/test_requests.py",
     "serve/grpc": "serve/test_grpc.py serve/test_grpc_server.py",
     "serve/http": "serve/test_batching.py serve/test_requests.py serve/test_record_requests.py "

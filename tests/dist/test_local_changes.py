@@ -33,6 +33,11 @@ def by_itself(rank: int, world: int) -> None:
     assert model.erase("user", torch.arange(8), local=True) == kept
     torch.distributed.barrier()
     assert model.count("user") == 0
+    # Of shards by columns none has whole rows.
+    model = collection()
+    hb.distribute(model, plan_of(model, "column", world))
+    with pytest.raises(hb.TableError, match="'item' is kept by columns; no rank has whole rows"):
+        model.rows("item", local=True)
 
 
 @pytest.mark.process
