@@ -109,28 +109,17 @@ def test_those_that_come_meanwhile_are_answered_at_once() -> None:
     asyncio.run(run())
 
 
-class Expected:
-    """Stands for how long batches were measured to take."""
-
-    seconds = 0.0
-
-    def measured(self, samples: int, seconds: float) -> None: ...
-
-    def of(self, batches: int, samples: int) -> float:
-        return self.seconds
-
-
 def test_what_takes_long_is_answered_in_a_thread() -> None:
     """What is quick is answered in the event loop: others are read while what is not, or unknown, is."""
 
     async def run() -> None:
         model, batcher = Multiplying(), Batcher(Nowhere(), Limits(), METRICS)
-        expected: Any = Expected()
-        batcher._seconds = expected
-        for expected.seconds in (0.0, QUICK / 2, 2 * QUICK):
-            assert await ask(batcher, model, 1) == [2.0]
+        for takes, samples in ((QUICK / 2, 1), (0, 1), (0, 40), (2 * QUICK, 1), (0, 1)):
+            assert await ask(batcher, model, *[1] * samples) == [2.0] * samples
+            batcher._seconds = _Seconds()
+            batcher._seconds.measured(1, takes)
         here = threading.current_thread().name
-        assert [thread == here for thread in model.threads] == [False, True, False]
+        assert [thread == here for thread in model.threads] == [False, True, False, True, False]
 
     asyncio.run(run())
 

@@ -123,6 +123,93 @@ def test_one_tensor_for_two_features(bags: bool, tmp_path: Path) -> None:
         check_answers(hb.export(model, tmp_path / str(number), sample=sample), model, other)
 
 
+class Uses(nn.Module):
+    """Does with its vectors and its batch what `what` says."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__()
+        self.what = what
+        self.vectors = hb.EmbeddingCollection([hb.Table("a", 4), hb.Table("b", 4)], seed=1)
+        self.unused = hb.Embedding(9, 2)
+        self.top = nn.utils.parametrizations.weight_norm(nn.Linear(4, 2))
+        self.register_buffer("seen", torch.zeros(1))
+
+    def forward(self, batch: dict[str, Any]) -> Any:
+        found = self.vectors({name: batch[name] for name in "ab"})
+        first = found["a"]
+        match self.what:
+            case "one of two":
+                return self.top(first)
+            case "a shape":
+                return self.top(first) * found["b"].shape[1]
+            case "halves":
+                return first.half() * 0.3
+            case "nothing of a width":
+                return {"score": self.top(first), "none": first[:, :0]}
+            case "samples by samples":
+                return first @ first.T
+            case "samples last":
+                return first.T
+            case "a mean of samples":
+                return first - first.mean()
+            case "another number of rows":
+                return {"score": self.top(first), "bias": self.top.bias}
+            case "numbers of no sample":
+                return first * batch["w"].sum()
+            case "longest bag":
+                return first * batch["b"].lengths.max()
+            case "not finite":
+                return first / 0
+            case "its forwards":
+                self.seen += 1
+                return first * self.seen
+            case _:
+                return batch["x"] + 1
+
+
+@pytest.mark.parametrize("what", ["one of two", "a shape", "halves", "nothing of a width"])
+def test_what_is_not_used_is_not_asked_for(what: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = Uses(what)
+    sample = {"a": ids(9), "b": jagged(9)}
+    model(sample)
+    path = hb.export(model, tmp_path / "bundle", sample=sample)
+    about = json.loads((path / "bundle.json").read_text())
+    assert [each["name"] for each in about["inputs"]] == ["a"]
+    assert [*about["tables"]] == ["vectors.a"] and len([*(path / "tables").iterdir()]) == 3
+    answers = Bundle(path).predict(asked_with({"a": sample["a"]}))
+    with torch.no_grad():
+        wanted = model.eval()(sample)
+    for name, each in (wanted if isinstance(wanted, dict) else {"output": wanted}).items():
+        atol = 1e-3 if each.dtype is torch.half else 1e-5
+        np.testing.assert_allclose(answers[name], each.numpy(), atol=atol)
+
+
+@pytest.mark.parametrize(
+    ("what", "told"),
+    [
+        ("samples by samples", "'output' of a sample otherwise where there are others"),
+        ("samples last", r"answers 'output', of shape \(4, 6\), and there are 6 samples"),
+        ("a mean of samples", "'output' of a sample otherwise where there are others"),
+        ("another number of rows", r"answers 'bias', of shape \(2,\)"),
+        ("numbers of no sample", r"is asked with 'w', of shape \(4,\)"),
+        ("longest bag", "reads 'lengths' of the bags 'b'"),
+        ("not finite", "'output' of the sample with numbers that are not finite"),
+        ("its forwards", "otherwise than the model"),
+        ("numbers alone", "nothing that depends on what it looks up"),
+    ],
+)
+def test_answers_that_are_not_of_a_sample(what: str, told: str, tmp_path: Path) -> None:
+    """A server answers several requests at once, and each has its own answers."""
+    sample = {"a": ids(9), "b": jagged(9), "w": torch.rand(4), "x": torch.rand(B)}
+    model = Uses(what)
+    model(sample)
+    seen = model.seen.clone()
+    with pytest.raises(ExportError, match=told):
+        hb.export(model, tmp_path / "b", sample=sample)
+    assert [*tmp_path.iterdir()] == [] and torch.equal(model.seen, seen)
+
+
 class Mixed(nn.Module):
     """Tables of all kinds, and a dense part that sees every vector."""
 
@@ -411,7 +498,7 @@ class Odd(nn.Module):
         ("control flow", "Layer 'layer.0' cannot be exported"),
         ("random", "random in it"),
         ("a fixed batch", "cannot be exported|fixed to the number of samples"),
-        ("a fixed number of ids", "fixed to the number of samples"),
+        ("a fixed number of ids", "reads 'offsets' of the bags 'a'"),
         ("one sample", "at least two"),
         ("ids changed in place", "changes 'a' of its batch"),
         ("bags changed in place", "changes 'a' of its batch"),

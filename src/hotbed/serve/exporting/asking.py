@@ -16,7 +16,15 @@ from hotbed.serve.bundles.bundle import ExportError, InputEntry, LookupEntry, Ou
 from hotbed.serve.exporting.lookups import Lookup, is_same
 from hotbed.table.live import LiveTable
 
-__all__ = ["as_rows", "first_samples", "ids_of", "inputs_of", "lookups_of_ids", "outputs_of"]
+__all__ = [
+    "as_rows",
+    "check_samples",
+    "first_samples",
+    "ids_of",
+    "inputs_of",
+    "lookups_of_ids",
+    "outputs_of",
+]
 
 
 def lookups_of_ids(
@@ -30,12 +38,7 @@ def lookups_of_ids(
     entries: list[LookupEntry] = []
     for lookup in lookups:
         at = next((name for name, leaf in leaves.items() if is_same(leaf, lookup.ids)), None)
-        if at is None or not isinstance(lookup.ids, Tensor | Jagged):
-            if not isinstance(lookup.ids, Tensor | Jagged):
-                raise ExportError(
-                    f"The ids of {lookup.name!r} are {type(lookup.ids).__name__}. Give the sample's as "
-                    "tensors or hotbed.Jagged."
-                )
+        if at is None:
             raise ExportError(
                 f"The ids of {lookup.name!r} are computed by the model, and a bundle looks up those of a "
                 "request. Compute them where the batch is made."
@@ -52,6 +55,16 @@ def lookups_of_ids(
             }
         )
     return entries
+
+
+def check_samples(what: str, tensors: Mapping[str, object], count: int) -> None:
+    """Raise ExportError unless tensors have a row of each sample. `what` the model does with them."""
+    for name, each in tensors.items():
+        if isinstance(each, Tensor) and each.shape[:1] != (count,):
+            raise ExportError(
+                f"The model {what} {name!r}, of shape {tuple(each.shape)}, and there are {count} samples: a "
+                "request has a row of each."
+            )
 
 
 def inputs_of(

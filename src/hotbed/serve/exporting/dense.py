@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 
 from hotbed.jagged import Jagged
 from hotbed.serve.bundles.bundle import ExportError
-from hotbed.serve.exporting.lookups import Lookup, WithoutTables, is_same
+from hotbed.serve.exporting.lookups import Lookup, WithoutTables
 from hotbed.serve.exporting.onnx_nodes import OnnxGraph, OnnxModel, OnnxNode, rename
 
 __all__ = [
@@ -53,15 +53,20 @@ def leaves_of(model: nn.Module, args: tuple[object, ...]) -> Leaves:
     """Return the leaves of a forward's arguments: of one mapping by its keys, else by argument."""
     found, places = pytree.tree_flatten_with_path(args, lambda x: isinstance(x, Jagged))
     named: dict[str, object] = {}
+    taken: set[int] = set()
     for path, leaf in found:
         keys = [str(getattr(key, "key", getattr(key, "idx", ""))) for key in path]
         name = ".".join(keys[1:] if len(args) == 1 and len(keys) > 1 else keys)
         name = "input" if len(args) == 1 and len(keys) == 1 else name
         if name in named:
             raise ExportError(f"The sample has {name!r} in two ways. Rename one.")
-        if any(is_same(leaf, other) for other in named.values()):
-            # One for two features, which a request has one each of.
-            leaf = leaf.clone() if isinstance(leaf, Tensor) else copy.copy(leaf)
+        # Two features may share memory, and a request has one each of them.
+        if isinstance(leaf, Tensor):
+            memory = leaf.untyped_storage().data_ptr()
+            leaf = leaf.clone() if memory in taken else leaf
+            taken.add(memory)
+        elif any(leaf is other for other in named.values()):
+            leaf = copy.copy(leaf)
         named[name] = leaf
     return Leaves(named, places)
 
@@ -76,6 +81,28 @@ class Program(NamedTuple):
     """Those of them that have a row for each sample."""
 
 
+class _Unread(Jagged):
+    """Stands for bags of a sample, of which a program would have what it reads as constants."""
+
+    _named = ""
+
+    @classmethod
+    def of(cls, leaf: object, name: str) -> object:
+        if not isinstance(leaf, Jagged):
+            return leaf
+        own = cls.__new__(cls)
+        object.__setattr__(own, "_named", name)
+        return own
+
+    def __getattribute__(self, name: str) -> object:
+        if name.startswith("__"):
+            return object.__getattribute__(self, name)
+        raise ExportError(
+            f"The model reads {name!r} of the bags {object.__getattribute__(self, '_named')!r}, and a "
+            "request has others. Make what it needs where the batch is made, as numbers of each sample."
+        )
+
+
 class _Dense(nn.Module):
     """Takes vectors, then all leaves that are tensors."""
 
@@ -84,15 +111,17 @@ class _Dense(nn.Module):
         self.model = bare.model
         self._owners = bare.owners
         self._names = [lookup.name for lookup in lookups]
+        self._called = dict.fromkeys(lookup.module for lookup in lookups)
         self._leaves = leaves
 
     def forward(self, vectors: list[Tensor], tensors: list[Tensor]) -> object:
         named = dict(zip(self._names, vectors, strict=True))
-        for name, owner in self._owners.items():
+        for name in self._called:
+            owner = self._owners[name]
             owner.given = iter([owner.as_returned(name, named)])
         rest = iter(tensors)
         values = {
-            name: next(rest) if isinstance(leaf, Tensor) else leaf
+            name: next(rest) if isinstance(leaf, Tensor) else _Unread.of(leaf, name)
             for name, leaf in self._leaves.named.items()
         }
         found: object = self.model(*self._leaves.sample(values))
@@ -144,9 +173,6 @@ def named_outputs(outputs: object) -> dict[str, Tensor]:
             raise ExportError(f"The model returns {type(leaf).__name__}, not a number a sample.")
         if name in named:
             raise ExportError(f"The model returns {name!r} in two ways. Rename one.")
-        if any(is_same(leaf, other) for other in named.values()):
-            # One for two features, which a request has one each of.
-            leaf = leaf.clone() if isinstance(leaf, Tensor) else copy.copy(leaf)
         named[name] = leaf
     return named
 
@@ -162,6 +188,9 @@ def onnx_of(program: Program, outputs: Sequence[str]) -> OnnxModel:
         raise ExportError(
             "A name in the batch, or of what the model returns, is empty. Give it one."
         )
+    if len({*program.inputs}) < len(program.inputs):
+        twice = max(program.inputs, key=program.inputs.count)
+        raise ExportError(f"{twice!r} is the name of looked-up vectors. Rename it in the batch.")
     if both := {*program.inputs} & {*outputs}:
         raise ExportError(f"{min(both)!r} is asked with and answered. Rename it in the batch.")
     try:
@@ -270,6 +299,8 @@ def _layer_named(model: nn.Module) -> Iterator[None]:
             stack.callback(hook.remove)
         try:
             yield
+        except ExportError:
+            raise
         except Exception as error:
             at = [names[module] for module in inside if names.get(module)]
             where = f"Layer {at[-1]!r}" if at else "The model"

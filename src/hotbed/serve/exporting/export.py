@@ -50,6 +50,7 @@ from hotbed.serve.bundles.sessions import Session, session_of
 from hotbed.serve.bundles.table_files import check_forms, write_table
 from hotbed.serve.exporting.asking import (
     as_rows,
+    check_samples,
     first_samples,
     ids_of,
     inputs_of,
@@ -73,6 +74,8 @@ __all__ = ["Origin", "export", "export_checkpoint"]
 
 TOLERANCE = 1e-5
 """Of the answers of onnxruntime, beside those of torch: absolute, and relative to the largest."""
+_TOLERANCES = {torch.float16: 5e-3, torch.bfloat16: 4e-2}
+"""In its place where such numbers are computed with: five times what one is rounded by."""
 _ONE_AT_A_TIME = threading.Lock()
 """Threads that trace a model, which torch does for one, or put a bundle in its place."""
 SHOWN = 4
@@ -241,7 +244,7 @@ def _write_sample(
 ) -> None:
     """Write a request of a few samples, and what the bundle answers."""
     outputs = named_outputs(traced.found.outputs)
-    count = len(next(iter(outputs.values())))
+    count = len(traced.found.lookups[0].vectors)
     shown = {
         each["name"]: first_samples(traced.leaves.named[each["name"]], SHOWN, count)
         for each in inputs
@@ -273,20 +276,51 @@ def _traced(model: nn.Module, args: tuple[object, ...]) -> _Traced:
     bare.model.eval()
     leaves = leaves_of(model, args)
     before = {name: copy.deepcopy(leaf) for name, leaf in leaves.named.items()}
-    found = recorded(bare, leaves.sample(leaves.named))
-    for name, leaf in leaves.named.items():
-        if not _is_alike(leaf, before[name]):
+    buffers = [(buffer, buffer.clone()) for buffer in bare.model.buffers()]
+    try:
+        found = recorded(bare, leaves.sample(leaves.named))
+        for name, leaf in leaves.named.items():
+            if not _is_alike(leaf, before[name]):
+                raise ExportError(
+                    f"The model changes {name!r} of its batch, which a request does not have changed. "
+                    "Have it make a copy."
+                )
+        if not found.lookups:
             raise ExportError(
-                f"The model changes {name!r} of its batch, which a request does not have changed. Have it "
-                "make a copy."
+                "The model looks up nothing of this sample. A model without tables is exported by "
+                "torch.onnx.export; of one that is compiled, give what was compiled; tables are found in "
+                "parts of a model, not in lists or bound methods."
             )
-    if not found.lookups:
-        raise ExportError("The model looks up nothing of this sample. torch.onnx.export does it.")
-    traced = program_of(bare, found.lookups, leaves)
+        return _program(bare, leaves, found)
+    finally:
+        for buffer, value in buffers:
+            buffer.copy_(value)
+
+
+def _program(bare: WithoutTables, leaves: Leaves, found: Recorded) -> _Traced:
+    """Make the dense part of a forward, and compare it with that, and with one of a sample less."""
     outputs = named_outputs(found.outputs)
+    count = len(found.lookups[0].vectors)
+    check_samples("answers", outputs, count)
+    check_samples("looks up", {each.name: each.vectors for each in found.lookups}, count)
+    for name, each in outputs.items():
+        if not bool(torch.isfinite(each).all()):
+            raise ExportError(
+                f"The model answers {name!r} of the sample with numbers that are not finite."
+            )
+    traced = program_of(bare, found.lookups, leaves)
     onnx = onnx_of(traced, [*outputs])
-    session = session_of(onnx.SerializeToString())
-    count = len(next(iter(outputs.values())))
+    taken = {each.name for each in onnx.graph.input}
+    check_samples(
+        "is asked with", {name: leaves.named[name] for name in taken & {*leaves.named}}, count
+    )
+    try:
+        session = session_of(onnx.SerializeToString())
+    except ImportError:
+        raise
+    except Exception as error:  # onnxruntime's have no base of their own
+        raise ExportError(f"onnxruntime cannot run the dense part: {error}") from error
+    bound = _TOLERANCES.get(_narrowest([*bare.model.parameters(), *outputs.values()]), TOLERANCE)
     difference = 0.0
     for some in (count, count - 1):
         part = {name: first_samples(leaf, some, count) for name, leaf in leaves.named.items()}
@@ -295,17 +329,39 @@ def _traced(model: nn.Module, args: tuple[object, ...]) -> _Traced:
         given |= {lookup.input: lookup.vectors for lookup in again.lookups}
         wanted = named_outputs(again.outputs)
         for name, answer in _answered(session, given, [*wanted]).items():
-            answer, expected = answer.double(), wanted[name].detach().cpu().double()
-            same = answer.shape == expected.shape
-            away = float((answer - expected).abs().max()) if same else float("nan")
+            away = _apart(answer, wanted[name])
             difference = max(difference, away)
-            if not away <= TOLERANCE * max(1.0, float(expected.abs().max())):
+            if not away <= bound:
                 raise ExportError(
                     f"The dense part answers {name!r} otherwise than the model, by {away:.3g}, with {some} "
                     f"of {count} samples. Is something random in it, or fixed to the number of samples?"
                 )
+            if not _apart(wanted[name], outputs[name][:some]) <= bound:
+                raise ExportError(
+                    f"The model answers {name!r} of a sample otherwise where there are others beside it, "
+                    "and a server answers several requests at once. Have each sample answered by itself."
+                )
     parameters = parameters_of(traced, onnx)
-    return _Traced(leaves, found, traced.exported, onnx, session, difference, parameters)
+    used = found._replace(lookups=[each for each in found.lookups if each.input in taken])
+    if not used.lookups:
+        raise ExportError("The model answers nothing that depends on what it looks up.")
+    return _Traced(leaves, used, traced.exported, onnx, session, difference, parameters)
+
+
+def _narrowest(tensors: Sequence[Tensor]) -> torch.dtype:
+    """Return the type of floating-point numbers with the fewest bits."""
+    dtypes = [each.dtype for each in tensors if each.is_floating_point()]
+    return min(dtypes, key=lambda dtype: dtype.itemsize, default=torch.float32)
+
+
+def _apart(found: Tensor, expected: Tensor) -> float:
+    """Return the largest difference, over 1 or the largest number expected; nan where shapes differ."""
+    if found.shape != expected.shape:
+        return float("nan")
+    one, other = (each.detach().cpu().double() for each in (found, expected))
+    if not one.numel():
+        return 0.0
+    return float((one - other).abs().max()) / max(1.0, float(other.abs().max()))
 
 
 def _is_alike(one: object, other: object) -> bool:

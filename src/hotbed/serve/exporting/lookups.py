@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
@@ -40,6 +39,8 @@ class Lookup(NamedTuple):
     """As the module was given them."""
     table: LiveTable
     vectors: Tensor
+    module: str
+    """Its name in the model."""
 
     @property
     def input(self) -> str:
@@ -74,7 +75,9 @@ def copied(module: nn.Module, others: dict[nn.Module, nn.Module]) -> nn.Module:
         others: what stands for which. Copies are added, of which only the references to parts are their own.
     """
     if module not in others:
-        own = others[module] = copy.copy(module)
+        # Without what classes do when they are copied, which some refuse.
+        own = others[module] = type(module).__new__(type(module))
+        own.__dict__.update(module.__dict__)
         own.__dict__["_modules"] = {
             name: None if each is None else copied(each, others)
             for name, each in module.__dict__["_modules"].items()
@@ -164,7 +167,7 @@ def _lookups(name: str, owner: TableOwner, call: _Call) -> Iterator[Lookup]:
     (given,), found, tables = call.args, call.found, owner.live_tables()
     if not isinstance(owner, EmbeddingCollection):
         (table,) = tables.values()
-        yield _lookup(name or table.spec.name, given, table, found)
+        yield _lookup(name, name or table.spec.name, given, table, found)
         return
     if isinstance(given, list | tuple) and isinstance(found, list):
         given, found = (dict(zip(owner.features, each, strict=True)) for each in (given, found))
@@ -174,10 +177,10 @@ def _lookups(name: str, owner: TableOwner, call: _Call) -> Iterator[Lookup]:
         )
     for feature, of_table in owner.features.items():
         own = f"{name}.{feature}" if name else feature
-        yield _lookup(own, given[feature], tables[of_table], found[feature])
+        yield _lookup(name, own, given[feature], tables[of_table], found[feature])
 
 
-def _lookup(name: str, ids: object, table: LiveTable, vectors: object) -> Lookup:
+def _lookup(module: str, name: str, ids: object, table: LiveTable, vectors: object) -> Lookup:
     if isinstance(vectors, Jagged):
         raise ExportError(
             f"{name!r} has as many vectors as ids, for bags of different lengths. Pass (B, K) ids, "
@@ -185,5 +188,9 @@ def _lookup(name: str, ids: object, table: LiveTable, vectors: object) -> Lookup
         )
     if getattr(ids, "weights", None) is not None:
         raise ExportError(f"{name!r} is looked up with weights, which a bundle does not take yet.")
+    if not isinstance(ids, Tensor | Jagged):
+        raise ExportError(
+            f"The ids of {name!r} are {type(ids).__name__}. Give the sample's as tensors or hotbed.Jagged."
+        )
     assert isinstance(vectors, Tensor)
-    return Lookup(name, ids, table, vectors)
+    return Lookup(name, ids, table, vectors, module)

@@ -22,6 +22,8 @@ REMEMBERED = 0.9
 """Of the weight of batches that were measured before, with each new one."""
 QUICK = 1e-3
 """Seconds that an answer may be expected to take in the event loop: a thread would make small ones later."""
+SIMILAR = 4
+"""Times as many samples, for which batches tell how long others take."""
 
 
 class _Waiting:
@@ -44,6 +46,11 @@ class _Seconds:
     def measured(self, samples: int, seconds: float) -> None:
         self._sums *= REMEMBERED
         self._sums += (1.0, samples, samples * samples, seconds, samples * seconds)
+
+    def is_quick(self, samples: int) -> bool:
+        """Return whether a batch is known to take little; nothing is of one much larger than most."""
+        size = self._sums[1] / self._sums[0] if self._sums[0] else 0.0
+        return samples <= SIMILAR * size and self.of(1, samples) <= QUICK
 
     def of(self, batches: int, samples: int) -> float:
         """Return the seconds of some batches that have so many samples together."""
@@ -114,7 +121,7 @@ class Batcher:
         model, asked = batch[0].model, _joined(batch)
         try:
             tables = await self._rows.tables(model, asked)
-            if 0 < self._seconds.of(1, samples) <= QUICK:
+            if self._seconds.is_quick(samples):
                 found = model.answers(asked, tables)
             else:
                 found = await asyncio.get_running_loop().run_in_executor(
