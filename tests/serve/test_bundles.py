@@ -578,6 +578,31 @@ def test_an_earlier_bundle_is_replaced_as_a_whole(tmp_path: Path, monkeypatch: A
     check_answers(path, Answer(model), sample)
 
 
+@pytest.mark.parametrize("link", ["to a bundle", "to nothing", "to a link", "of the parent"])
+def test_a_symbolic_link_stays(tmp_path: Path, link: str) -> None:
+    model = Mixed([hb.Table("a", 4)])
+    sample = {"a": ids(9), "x": torch.rand(B, 2)}
+    model(sample)
+    folder, path = tmp_path / "kept" / "bundle", tmp_path / "link"
+    folder.parent.mkdir()
+    if link != "to nothing":
+        hb.export(model, folder, sample=sample, step=1)
+    if link == "of the parent":
+        path.symlink_to("kept")
+        path /= "bundle"
+    elif link == "to a link":
+        path.symlink_to("other")
+        (tmp_path / "other").symlink_to("kept/bundle")
+    else:
+        path.symlink_to("kept/bundle")
+    before = sorted(os.listdir(tmp_path))
+    found = hb.export(model, path, sample=sample, step=2)
+    assert found.samefile(folder)
+    assert json.loads((folder / "bundle.json").read_text())["step"] == 2
+    assert (tmp_path / "link").is_symlink() and path.samefile(folder)
+    assert sorted(os.listdir(tmp_path)) == before and os.listdir(folder.parent) == ["bundle"]
+
+
 def test_the_model_stays_as_it_is(tmp_path: Path) -> None:
     model = hb.models.DeepFM(["user"])
     sample = {"dense": torch.rand(B, 13), "user": ids(50)}

@@ -315,6 +315,33 @@ def test_a_bundle_that_is_replaced(tmp_path: Path) -> None:
         check_rows_and_weights(served_from(bundle), run.loaded(), tmp_path / "expected")
 
 
+@pytest.mark.parametrize("most_layers", [1, 8])
+@pytest.mark.parametrize("gone", ["version", "file", "all"])
+def test_versions_that_somebody_removes(tmp_path: Path, gone: str, most_layers: int) -> None:
+    run = Run(tmp_path)
+    run.save()
+    bundle = run.export()
+    with Follower(bundle, run.root, most_layers=most_layers) as follower:
+        for _ in range(2):
+            run.train()
+            run.save(delta=True)
+            newest = Path(applied(follower).version.folder)
+        follower.wait_for_merges()
+        if gone == "file":
+            next(newest.glob("tables/*.rows.npy")).unlink()
+        else:
+            shutil.rmtree(newest if gone == "version" else newest.parent)
+        if gone == "version":
+            assert applied(follower).step == run.step  # as a new follower would
+            assert follower.poll() is None
+        run.train()
+        run.save(delta=True)
+        assert applied(follower).step == run.step
+        check_rows_and_weights(served_from(bundle), run.loaded(), tmp_path / "expected")
+        with pytest.raises(hb.serve.BundleError, match="Another process follows"):
+            Follower(bundle, run.root)  # the lock is that of the new folder
+
+
 ACTIONS = st.one_of(
     st.tuples(st.just("train"), st.integers(1, 3)),
     st.tuples(st.just("erase"), st.sets(st.integers(0, 39), min_size=1, max_size=9)),

@@ -256,6 +256,21 @@ def test_one_follower_at_a_time(tmp_path: Path) -> None:
     Follower(bundle, run.root).close()
 
 
+def test_another_follows_when_the_folder_was_removed(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    run.save()
+    bundle = run.export()
+    run.train()
+    run.save(delta=True)
+    with Follower(bundle, run.root) as follower:
+        shutil.rmtree(bundle / "versions")
+        with Follower(bundle, run.root):
+            for _ in range(2):
+                with pytest.raises(BundleError, match="Another process follows"):
+                    follower.poll()
+        assert applied(follower).step == run.step
+
+
 def test_wrong_arguments(tmp_path: Path) -> None:
     run = Run(tmp_path)
     saved = run.save()
@@ -301,3 +316,24 @@ def test_follow_reports_and_goes_on(tmp_path: Path) -> None:
         thread.join()
     assert len(lines) == 3
     check_rows_and_weights(served_from(bundle), run.loaded(), tmp_path / "expected")
+
+
+def test_an_error_is_reported_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The folder in which a version is written has another name at each try."""
+    run = Run(tmp_path)
+    run.save()
+    bundle = run.export()
+    run.train()
+    run.save(delta=True)
+    stop, lines, tries = threading.Event(), list[str](), list[str]()
+
+    def full(folder: str, *_: Any) -> Any:
+        tries.append(folder)
+        if len(tries) == 3:
+            stop.set()
+        raise OSError(28, "No space left on device", os.path.join(folder, "tables"))
+
+    monkeypatch.setattr("hotbed.serve.following.new_version.files_in", full)
+    follow(bundle, run.root, every=0.01, stop=stop, report=lines.append)
+    assert len({*tries}) == 3
+    assert len(lines) == 1 and "No space left on device" in lines[0] and tries[0] in lines[0]

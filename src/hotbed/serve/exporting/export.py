@@ -111,7 +111,8 @@ def export(
     lie in files that are mapped into memory. Answers of both are compared before anything is there.
 
     Args:
-        path: a folder, which is made, or an earlier bundle, which is replaced.
+        path: a folder, which is made, or an earlier bundle, which is replaced; or a symbolic link to one,
+            which stays.
         sample: a batch of at least two samples, as ``model(sample)`` takes it; a tuple: several arguments.
         rows: "float32", "float16", "int8" or "int4"; see `hotbed.serve.bundles.row_formats`.
         tables: ids of dynamic tables by their names in the model's state_dict, whose rows alone are written.
@@ -225,6 +226,8 @@ def _target(path: str | os.PathLike[str], rows: str, default: str) -> str:
             f"{os.fsdecode(path)} is no folder of this machine. Write one, and copy it there."
         )
     target = os.path.abspath(os.fsdecode(path))
+    if os.path.islink(target):  # what it points to is replaced, and not the link
+        target = os.path.realpath(target)
     if os.path.lexists(target) and not os.path.isfile(os.path.join(target, MANIFEST)):
         raise BundleError(f"{target} is there, and no bundle. Name another folder.")
     others = [] if not os.path.isdir(target) else os.listdir(target)

@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import logging
 import os
+import re
 import shutil
 import threading
 import time
@@ -20,8 +21,8 @@ from hotbed.checkpoint.manifest import MANIFEST, read_manifest
 from hotbed.checkpoint.stores import store_of
 from hotbed.checkpoint.stores.local_files import held
 from hotbed.errors import HotbedError
-from hotbed.serve.bundles.bundle import Bundle, BundleError
-from hotbed.serve.bundles.manifests import read_bundle, read_version
+from hotbed.serve.bundles.bundle import BundleError
+from hotbed.serve.bundles.manifests import VERSION_MANIFEST, read_bundle, read_version
 from hotbed.serve.bundles.versions import (
     Version,
     fault_of_sizes,
@@ -36,6 +37,8 @@ from hotbed.serve.following.new_version import Layer, Stack, Written, since_of, 
 __all__ = ["Applied", "Follower", "follow"]
 
 KEEP, MOST_LAYERS, EVERY = 3, 8, 0.5
+_PART = re.compile(r"[^/\s]*[0-9a-f]{16}\.part")
+"""Folder of a version that is being written, which has another name at each try."""
 
 
 class Applied(NamedTuple):
@@ -103,6 +106,7 @@ class Follower:
     def _begin(self) -> None:
         """Go on from the newest version of the bundle that is there now."""
         self._of_base.close()
+        self._locked: os.stat_result | None = None  # where this fails, the next poll begins again
         about = read_bundle(self._bundle)
         if "parameters" not in about or "state_dict" not in about:
             raise BundleError(
@@ -111,6 +115,7 @@ class Follower:
             )
         folder = folder_of(self._bundle, about["model_version"])
         os.makedirs(folder, exist_ok=True)
+        locked = os.stat(folder)  # before it is locked: one that replaces it meanwhile is another
         try:
             self._of_base.enter_context(held(folder, fcntl.LOCK_EX | fcntl.LOCK_NB))
         except BlockingIOError:
@@ -120,13 +125,31 @@ class Follower:
         _remove_left_overs(folder)
         self._merges = LayerMerges(folder, self._most_layers)
         self._of_base.callback(self._merges.close)
-        self._stack, self._served = _newest(self._bundle, about)
+        self._served = _newest(self._bundle)
+        self._stack = Stack(0, {}, {}, about.get("checkpoint"), about.get("step"))
+        if self._served is not None:
+            self._stack = _stack_of(self._served)
         self._refused, self._last = set(), None
-        self._about = about
+        self._about, self._locked = about, locked
+
+    def _is_on_disk(self) -> bool:
+        """Return True if nobody has removed the folder that is locked, or what the next version links."""
+        paths = {layer.folder for layers in self._stack.tables.values() for layer in layers}
+        if self._served is not None:
+            own = [VERSION_MANIFEST, *(each["name"] for each in self._served.manifest["files"])]
+            paths |= {os.path.join(self._served.version.folder, name) for name in own}
+        try:
+            for path in paths:
+                os.stat(path)
+            folder = os.stat(folder_of(self._bundle, self._about["model_version"]))
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        return self._locked is not None and os.path.samestat(folder, self._locked)
 
     def poll(self) -> Applied | None:
         """Make a version of the latest checkpoint, if there is one that is not served. Returns None if there
-        is none; that costs a listing of the run.
+        is none; that costs a listing of the run. Where somebody has removed versions, it goes on from what
+        is there, as a new follower would.
 
         A checkpoint that cannot be served is refused once, by an error; the next call takes the latest
         before it, if that is newer than what is served, or a later one.
@@ -136,7 +159,8 @@ class Follower:
             CheckpointError: the checkpoint is damaged.
             OSError: a version cannot be written, or the run not be read; the next call tries again.
         """
-        if read_bundle(self._bundle)["model_version"] != self._about["model_version"]:
+        is_replaced = read_bundle(self._bundle)["model_version"] != self._about["model_version"]
+        if is_replaced or not self._is_on_disk():
             self._begin()
         found = self._candidate()
         if found is None:
@@ -177,14 +201,16 @@ class Follower:
             links = chain_of(path, read_manifest(path))
             if since_of(self._stack, links[:1]) is not None:
                 return None
-            if self._served is not None and _is_older(path, self._served, self._run):
-                return None
+            if self._served is not None:
+                served = self._served.manifest["checkpoint"]["name"]
+                if _is_older(path, served, self._run):
+                    return None
             if fault := fault_of_chain(links, self._about["tables"].keys()):
                 raise DamagedError(fault)
             self._stack = self._stack._replace(tables=self._merges.take(self._stack.tables))
             written = write_version(self._bundle, self._about, self._stack, links)
         merged = {layer.folder for layers in self._stack.tables.values() for layer in layers}
-        self._stack, self._served = _stack_of(written), os.path.basename(path)
+        self._stack, self._served = _stack_of(written), written
         for each in merged:
             if each.endswith(".part"):
                 shutil.rmtree(each, ignore_errors=True)
@@ -235,9 +261,9 @@ def _remove_left_overs(folder: str) -> None:
                     os.unlink(path)
 
 
-def _newest(bundle: str, about: Bundle) -> tuple[Stack, str | None]:
-    """Return the newest version that can be read, and the name of the checkpoint that it was made of.
-    Versions that are damaged are removed."""
+def _newest(bundle: str) -> Written | None:
+    """Return the newest version that can be read; None: there is none. Versions that are damaged are
+    removed."""
     for version in reversed(versions_of(bundle)[1:]):
         try:
             manifest = read_version(version.folder)
@@ -247,8 +273,8 @@ def _newest(bundle: str, about: Bundle) -> tuple[Stack, str | None]:
             logging.getLogger(__name__).warning("%s It is removed.", error)
             shutil.rmtree(version.folder, ignore_errors=True)
             continue
-        return _stack_of(Written(version, manifest, 0)), manifest["checkpoint"]["name"]
-    return Stack(0, {}, {}, about.get("checkpoint"), about.get("step")), None
+        return Written(version, manifest, 0)
+    return None
 
 
 def _stack_of(written: Written) -> Stack:
@@ -304,8 +330,8 @@ def follow(
                     )
             except (HotbedError, OSError) as error:
                 applied = None
-                if str(error) != last_fault:
-                    last_fault = str(error)
-                    tell(f"{last_fault} The version before is served.")
+                if (fault := _PART.sub("", str(error))) != last_fault:
+                    last_fault = fault
+                    tell(f"{error} The version before is served.")
             if stop.wait(0 if applied is not None else every):
                 return
