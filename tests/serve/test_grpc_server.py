@@ -155,7 +155,7 @@ def test_silent_connections_do_not_hold_its_end(bundle: Path) -> None:
         ):
             assert numbers_of(channel) == {1}
             server.process.terminate()
-            assert server.process.wait(WAIT) == 0  # of two that calls in flight may have
+            assert server.process.wait(10) == 0  # gRPC would wait 20 s for what clients say
         assert not any("Traceback" in line for line in server.lines), server.lines
 
 
