@@ -45,8 +45,14 @@ def exported(model: Telling, path: Path) -> Path:
 
 
 def address(server: Running) -> str:
-    (found,) = re.findall(r"answers gRPC at (\S+)", "".join(server.lines))
-    return str(found)
+    """Where it answers, once it says so."""
+
+    def found() -> list[str]:
+        return re.findall(r"answers gRPC at (\S+)\n", "".join(server.lines))
+
+    soon(found)
+    (at,) = found()
+    return at
 
 
 def request(samples: int = 5) -> bytes:
@@ -74,7 +80,7 @@ def numbers_of(channel: Any, message: bytes = request(), **more: Any) -> set[flo
     ask = channel.unary_unary(
         METHOD, response_deserializer=messages.message_class("ModelInferResponse").FromString
     )
-    answer = ask(message, timeout=WAIT, wait_for_ready=True, **more)
+    answer = ask(message, timeout=WAIT, **{"wait_for_ready": True, **more})
     flat = np.concatenate([np.frombuffer(each, "<f4") for each in answer.raw_output_contents])
     return {*flat.tolist()}
 
@@ -124,8 +130,41 @@ def test_every_worker_answers(bundle: Path) -> None:
         soon(lambda: listeners() == 2)
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+def test_it_says_that_it_answers_when_calls_are_answered(bundle: Path, workers: int) -> None:
+    """Calls that do not wait for it are refused before."""
+    with served(bundle, *HERE, "--workers", workers) as server:
+        assert fresh(server, wait_for_ready=False) == {1}
+
+
+def silent(at: str) -> socket.socket:
+    """A connection of HTTP/2 whose client says nothing more."""
+    host, port = at.split(":")
+    client = socket.create_connection((host, int(port)), timeout=WAIT)
+    client.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0")
+    assert client.recv(1 << 16)
+    return client
+
+
+def test_silent_connections_do_not_hold_its_end(bundle: Path) -> None:
+    with served(bundle, *HERE, "--timeout", WAIT) as server:
+        with (
+            silent(address(server)),
+            silent(address(server)),
+            channel_to(address(server)) as channel,
+        ):
+            assert numbers_of(channel) == {1}
+            server.process.terminate()
+            assert server.process.wait(10) == 0  # gRPC would wait 20 s for what clients say
+        assert not any("Traceback" in line for line in server.lines), server.lines
+
+
 def test_calls_that_it_has_are_answered_when_it_ends(bundle: Path) -> None:
-    with served(bundle, *HERE) as server, channel_to(address(server)) as channel:
+    with (
+        served(bundle, *HERE) as server,
+        silent(address(server)),
+        channel_to(address(server)) as channel,
+    ):
         assert numbers_of(channel) == {1}
         come = threading.Event()
 
@@ -137,6 +176,8 @@ def test_calls_that_it_has_are_answered_when_it_ends(bundle: Path) -> None:
         assert numbers_of(channel) == {1}  # behind it, so that the first has been met
         server.process.terminate()
         soon(lambda: not _takes(address(server)))
+        with pytest.raises(subprocess.TimeoutExpired):
+            server.process.wait(1)
         come.set()
         assert call.result()
         assert server.process.wait(WAIT) == 0

@@ -16,14 +16,19 @@ import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
 from serve.servers import Running, served, soon
+from starlette.testclient import TestClient
 from typer.testing import CliRunner
 
 import hotbed as hb
 from hotbed.cli.app import app
+from hotbed.serve.http.app import app_of
+from hotbed.serve.http.metrics import FIGURES
+from hotbed.serve.http.settings import ServeSettings
 
 PREDICT = "/v1/models/bundle:predict"
 BODY = b'{"inputs": {"dense": [[0.5]], "user": [3]}}'
@@ -270,6 +275,22 @@ def test_workers_end_with_their_parent(bundle: Path, tmp_path: Path) -> None:
         server.process.kill()
         soon(lambda: not _takes(server))
         soon(lambda: not [*tmp_path.glob("hotbed-*")])
+
+
+def test_workers_that_end_after_their_parent_leave_no_files(
+    bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also when they end before they have looked for it."""
+    folder, parent = tmp_path / "figures", Mock()
+    folder.mkdir()
+    monkeypatch.setenv(FIGURES, str(folder))
+    monkeypatch.setattr("multiprocessing.parent_process", lambda: parent)
+    told = ServeSettings(bundle=str(bundle), name="bundle", workers=2)
+    for is_alive in (True, False):
+        parent.is_alive.return_value = True
+        with TestClient(app_of(told)):
+            parent.is_alive.return_value = is_alive
+        assert folder.exists() == is_alive
 
 
 def test_killed_workers_have_nothing_waiting(bundle: Path) -> None:

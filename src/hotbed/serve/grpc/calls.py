@@ -32,15 +32,19 @@ TOLD = 1000
 _log = logging.getLogger("uvicorn.error")
 
 
-def handlers_of(server: Server) -> dict[str, grpc.RpcMethodHandler]:
+def handlers_of(server: Server, in_flight: set[object]) -> dict[str, grpc.RpcMethodHandler]:
     """Return what answers each method, as gRPC calls it.
+
+    `in_flight` has those calls whose answers are not sent yet.
 
     A call of one message is, on the wire, a stream of one: so it is taken here, which lets a call be refused
     before its message is read, and a message be awaited for as long as the limits say.
     """
     reading = asyncio.Semaphore(max(1, server.limits.bodies // server.limits.body))
     return {
-        name: grpc.stream_unary_rpc_method_handler(_Calls(server, method, reading).answer)
+        name: grpc.stream_unary_rpc_method_handler(
+            _Calls(server, method, reading, in_flight).answer
+        )
         for name, method in methods_of(server).items()
     }
 
@@ -49,11 +53,16 @@ class _Calls:
     """Calls of a method. `reading`: how many messages of all methods may be read at a time; others stay with
     their clients, but for what they may send unasked."""
 
-    def __init__(self, server: Server, method: Method, reading: asyncio.Semaphore) -> None:
+    def __init__(
+        self, server: Server, method: Method, reading: asyncio.Semaphore, in_flight: set[object]
+    ) -> None:
         self._server, self._method, self._reading = server, method, reading
+        self._in_flight = in_flight
 
     async def answer(self, messages: object, context: grpc.aio.ServicerContext) -> bytes:
         begun, code = time.perf_counter(), grpc.StatusCode.CANCELLED
+        self._in_flight.add(context)
+        context.add_done_callback(self._in_flight.discard)  # behind the answer, which may take long
         try:
             answer: bytes = (await self._answered(context)).SerializeToString()
             code = grpc.StatusCode.OK

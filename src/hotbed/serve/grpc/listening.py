@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -18,6 +19,8 @@ __all__ = ["answering"]
 IDLE, AGE = 300.0, 600.0
 """Seconds after which a connection is closed that has no calls, and any; clients open another. So workers
 that have begun later get some, and answers that nobody takes are given up."""
+LOOK = 0.2
+"""Seconds between two looks for calls that end before the server does."""
 UNCOMPRESSED = 1
 """As a set of bits, of algorithms: messages are expanded before anybody looks at their size."""
 
@@ -46,14 +49,27 @@ async def answering(server: Server, address: str) -> AsyncIterator[None]:
     listener = grpc.aio.server(
         options=[*options.items()], maximum_concurrent_rpcs=limits.connections
     )
-    service = grpc.method_handlers_generic_handler(SERVICE, handlers_of(server))
+    in_flight: set[object] = set()
+    service = grpc.method_handlers_generic_handler(SERVICE, handlers_of(server, in_flight))
     listener.add_generic_rpc_handlers((service,))
     _listen(listener, address, server.settings)
     await listener.start()
     try:
         yield
     finally:
-        await listener.stop(2 * limits.seconds)
+        await _end(listener, 2 * limits.seconds, in_flight)
+
+
+async def _end(listener: grpc.aio.Server, seconds: float, in_flight: set[object]) -> None:
+    """Take no more calls, and end when those in flight are answered, in some seconds at most.
+
+    Connections without any are closed: gRPC would wait for their clients to do so.
+    """
+    ending = asyncio.create_task(listener.stop(seconds))
+    while not (await asyncio.wait({ending}, timeout=LOOK))[0]:
+        if not in_flight:
+            await listener.stop(None)
+    await ending
 
 
 def _listen(listener: grpc.aio.Server, address: str, settings: ServeSettings) -> None:

@@ -6,14 +6,17 @@ import contextlib
 import importlib.util
 import os
 import socket
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 
 from hotbed.errors import InputError
 
-__all__ = ["held"]
+__all__ = ["announced", "held"]
 
 NEEDED = {"grpc": "grpcio", "google.protobuf": "protobuf"}
 """Packages by module."""
+LOOK = 0.1
+"""Seconds between two looks for a worker that listens."""
 
 
 @contextlib.contextmanager
@@ -42,6 +45,37 @@ def held(host: str, port: int) -> Iterator[str]:
         reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)  # or others may take it
         at = reserved.getsockname()
         yield f"[{at[0]}]:{at[1]}" if family == socket.AF_INET6 else f"{at[0]}:{at[1]}"
+
+
+@contextlib.contextmanager
+def announced(at: str, listens: Callable[[], None]) -> Iterator[None]:
+    """For a ``with`` statement: `listens` is called, in another thread, once a worker takes connections.
+
+    Until then they are refused: there is no queue as of HTTP, whose socket the first process has.
+
+    Args:
+        at: an address of `held`.
+    """
+    ended = threading.Event()
+    args = (at, listens, ended)
+    thread = threading.Thread(target=_announce, args=args, name="hotbed-announces", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+def _announce(at: str, listens: Callable[[], None], ended: threading.Event) -> None:
+    host, _, port = at.rpartition(":")
+    while not ended.wait(LOOK):
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), timeout=LOOK).close()
+        except OSError:
+            continue
+        listens()
+        return
 
 
 def _check_installed() -> None:

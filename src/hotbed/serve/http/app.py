@@ -92,6 +92,8 @@ def app_of(settings: ServeSettings) -> Gate:
         for task in tasks:
             task.cancel()
         await server.end()
+        if settings.workers > 1 and _is_orphan():
+            forget_folder()
 
     app = Starlette(
         routes=[*routes, *routes_of(server)],
@@ -113,12 +115,16 @@ def _grpc(server: Server) -> contextlib.AbstractAsyncContextManager[None]:
 
 async def _end_with_parent() -> None:
     """End this process, in order, when the one that has begun it is gone: nobody else would."""
-    parent = multiprocessing.parent_process()
-    while parent is not None and parent.is_alive():
+    while not _is_orphan():
         await asyncio.sleep(PARENT)
-    if parent is not None:
-        forget_folder()
-        signal.raise_signal(signal.SIGTERM)
+    forget_folder()
+    signal.raise_signal(signal.SIGTERM)
+
+
+def _is_orphan() -> bool:
+    """True if the process that has begun this one is gone."""
+    parent = multiprocessing.parent_process()
+    return parent is not None and not parent.is_alive()
 
 
 def _refused(request: Request, error: Exception) -> Response:

@@ -20,7 +20,7 @@ import uvicorn
 from uvicorn.supervisors import Multiprocess
 
 from hotbed.errors import InputError
-from hotbed.serve.grpc.port import held
+from hotbed.serve.grpc.port import announced, held
 from hotbed.serve.http.app import from_environment
 from hotbed.serve.http.connections import Impatient
 from hotbed.serve.http.followed import following
@@ -91,7 +91,8 @@ def serve(
         if settings.grpc is not None:
             at = stack.enter_context(held(*address_of(settings.grpc)))
             settings = dataclasses.replace(settings, grpc=at)
-            told(f"{settings.name} answers gRPC at {at}")
+            line = f"{settings.name} answers gRPC at {at}"
+            stack.enter_context(announced(at, lambda: told(line)))
         if settings.workers > 1:
             stack.enter_context(_figures_of(settings.workers))
             # Of matrix products of top-k, which take all cores in each worker otherwise.
