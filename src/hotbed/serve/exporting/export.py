@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import importlib
 import importlib.metadata
 import json
@@ -46,11 +45,9 @@ from hotbed.serve.bundles.dense_weights import dense_of, shapes_of
 from hotbed.serve.bundles.manifests import files_in
 from hotbed.serve.bundles.reading import BundleTable, MappedRows, vectors_of
 from hotbed.serve.bundles.row_formats import ROW_FORMATS
-from hotbed.serve.bundles.sessions import Session, session_of
 from hotbed.serve.bundles.table_files import check_forms, write_table
 from hotbed.serve.exporting.asking import (
     as_rows,
-    check_samples,
     first_samples,
     ids_of,
     inputs_of,
@@ -58,24 +55,15 @@ from hotbed.serve.exporting.asking import (
     outputs_of,
 )
 from hotbed.serve.exporting.dense import (
-    Leaves,
-    leaves_of,
     named_outputs,
-    onnx_of,
-    parameters_of,
-    program_of,
 )
 from hotbed.serve.exporting.item_vectors import Items, towers_of, write_items
-from hotbed.serve.exporting.lookups import Recorded, WithoutTables, recorded
 from hotbed.serve.exporting.onnx_nodes import OnnxModel
 from hotbed.serve.exporting.standalone import write_standalone
+from hotbed.serve.exporting.tracing import Traced, answered_by, traced_of
 
 __all__ = ["Origin", "export", "export_checkpoint"]
 
-TOLERANCE = 1e-5
-"""Of the answers of onnxruntime, beside those of torch: absolute, and relative to the largest."""
-_TOLERANCES = {torch.float16: 5e-3, torch.bfloat16: 4e-2}
-"""In its place where such numbers are computed with: five times what one is rounded by."""
 _ONE_AT_A_TIME = threading.Lock()
 """Threads that trace a model, which torch does for one, or put a bundle in its place."""
 SHOWN = 4
@@ -168,7 +156,7 @@ def export_checkpoint(
     stems = {table: stem for stem, table in tables_of(model).items()}
     only = _only(tables, {stem: table.spec.rows for table, stem in stems.items()})
     with _ONE_AT_A_TIME:
-        traced = _traced(model, sample if isinstance(sample, tuple) else (sample,))
+        traced = traced_of(model, sample if isinstance(sample, tuple) else (sample,))
         lookups = lookups_of_ids(traced.found.lookups, traced.leaves.named, stems)
         towers = towers_of(model, traced.leaves, traced.found, lookups, items)
     with _in_place_of(target) as folder:
@@ -240,7 +228,7 @@ def _target(path: str | os.PathLike[str], rows: str, default: str) -> str:
 
 def _write_sample(
     folder: str,
-    traced: _Traced,
+    traced: Traced,
     inputs: Sequence[InputEntry],
     lookups: Sequence[LookupEntry],
     tables: Mapping[str, BundleTable],
@@ -258,134 +246,9 @@ def _write_sample(
         )
         for each in lookups
     }
-    answers = _answered(traced.session, {**shown, **vectors}, [*outputs])
+    answers = answered_by(traced.session, {**shown, **vectors}, [*outputs])
     with open(os.path.join(folder, SAMPLE), "w", encoding="utf-8") as text:
         json.dump({"instances": as_rows(shown), "predictions": as_rows(answers)}, text, indent=1)
-
-
-class _Traced(NamedTuple):
-    leaves: Leaves
-    found: Recorded
-    exported: torch.export.ExportedProgram
-    onnx: OnnxModel
-    session: Session
-    difference: float
-    parameters: dict[str, str]
-
-
-def _traced(model: nn.Module, args: tuple[object, ...]) -> _Traced:
-    """Trace a model, in evaluation mode, and compare what ONNX answers with it."""
-    bare = WithoutTables(model)
-    bare.model.eval()
-    leaves = leaves_of(model, args)
-    before = {name: copy.deepcopy(leaf) for name, leaf in leaves.named.items()}
-    buffers = [(buffer, buffer.clone()) for buffer in bare.model.buffers()]
-    try:
-        found = recorded(bare, leaves.sample(leaves.named))
-        for name, leaf in leaves.named.items():
-            if not _is_alike(leaf, before[name]):
-                raise ExportError(
-                    f"The model changes {name!r} of its batch, which a request does not have changed. "
-                    "Have it make a copy."
-                )
-        if not found.lookups:
-            raise ExportError(
-                "The model looks up nothing of this sample. A model without tables is exported by "
-                "torch.onnx.export; of one that is compiled, give what was compiled; tables are found in "
-                "parts of a model, not in lists or bound methods."
-            )
-        return _program(bare, leaves, found)
-    finally:
-        for buffer, value in buffers:
-            buffer.copy_(value)
-
-
-def _program(bare: WithoutTables, leaves: Leaves, found: Recorded) -> _Traced:
-    """Make the dense part of a forward, and compare it with that, and with one of a sample less."""
-    outputs = named_outputs(found.outputs)
-    count = len(found.lookups[0].vectors)
-    check_samples("answers", outputs, count)
-    check_samples("looks up", {each.name: each.vectors for each in found.lookups}, count)
-    for name, each in outputs.items():
-        if not bool(torch.isfinite(each).all()):
-            raise ExportError(
-                f"The model answers {name!r} of the sample with numbers that are not finite."
-            )
-    traced = program_of(bare, found.lookups, leaves)
-    onnx = onnx_of(traced, [*outputs])
-    taken = {each.name for each in onnx.graph.input}
-    check_samples(
-        "is asked with", {name: leaves.named[name] for name in taken & {*leaves.named}}, count
-    )
-    try:
-        session = session_of(onnx.SerializeToString())
-    except ImportError:
-        raise
-    except Exception as error:  # onnxruntime's have no base of their own
-        raise ExportError(f"onnxruntime cannot run the dense part: {error}") from error
-    bound = _TOLERANCES.get(_narrowest([*bare.model.parameters(), *outputs.values()]), TOLERANCE)
-    difference = 0.0
-    for some in (count, count - 1):
-        part = {name: first_samples(leaf, some, count) for name, leaf in leaves.named.items()}
-        again = found if some == count else recorded(bare, leaves.sample(part))
-        given = {name: leaf for name, leaf in part.items() if isinstance(leaf, Tensor)}
-        given |= {lookup.input: lookup.vectors for lookup in again.lookups}
-        wanted = named_outputs(again.outputs)
-        for name, answer in _answered(session, given, [*wanted]).items():
-            away = _apart(answer, wanted[name])
-            difference = max(difference, away)
-            if not away <= bound:
-                raise ExportError(
-                    f"The dense part answers {name!r} otherwise than the model, by {away:.3g}, with {some} "
-                    f"of {count} samples. Is something random in it, or fixed to the number of samples?"
-                )
-            if not _apart(wanted[name], outputs[name][:some]) <= bound:
-                raise ExportError(
-                    f"The model answers {name!r} of a sample otherwise where there are others beside it, "
-                    "and a server answers several requests at once. Have each sample answered by itself."
-                )
-    parameters = parameters_of(traced, onnx)
-    used = found._replace(lookups=[each for each in found.lookups if each.input in taken])
-    if not used.lookups:
-        raise ExportError("The model answers nothing that depends on what it looks up.")
-    return _Traced(leaves, used, traced.exported, onnx, session, difference, parameters)
-
-
-def _narrowest(tensors: Sequence[Tensor]) -> torch.dtype:
-    """Return the type of floating-point numbers with the fewest bits."""
-    dtypes = [each.dtype for each in tensors if each.is_floating_point()]
-    return min(dtypes, key=lambda dtype: dtype.itemsize, default=torch.float32)
-
-
-def _apart(found: Tensor, expected: Tensor) -> float:
-    """Return the largest difference, over 1 or the largest number expected; nan where shapes differ."""
-    if found.shape != expected.shape:
-        return float("nan")
-    one, other = (each.detach().cpu().double() for each in (found, expected))
-    if not one.numel():
-        return 0.0
-    return float((one - other).abs().max()) / max(1.0, float(other.abs().max()))
-
-
-def _is_alike(one: object, other: object) -> bool:
-    if isinstance(one, Jagged) and isinstance(other, Jagged):
-        return _is_alike(one.values, other.values) and _is_alike(one.offsets, other.offsets)
-    if isinstance(one, Tensor) and isinstance(other, Tensor):
-        return one.shape == other.shape and bool(torch.equal(one.nan_to_num(), other.nan_to_num()))
-    return True
-
-
-def _answered(
-    session: Session, given: Mapping[str, object], names: Sequence[str]
-) -> dict[str, Tensor]:
-    """Return what onnxruntime answers. `given`: by name what it takes, and other things."""
-    fed = {}
-    for each in session.get_inputs():
-        tensor = given[each.name]
-        assert isinstance(tensor, Tensor)
-        fed[each.name] = tensor.detach().cpu().numpy()
-    answers = session.run([*names], fed)
-    return {name: torch.from_numpy(each) for name, each in zip(names, answers, strict=True)}
 
 
 def _only(
