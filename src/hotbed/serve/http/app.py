@@ -122,7 +122,7 @@ async def _end_with_parent() -> None:
 
 
 def _is_orphan() -> bool:
-    """True if the process that has begun this one is gone."""
+    """Return whether the process that has begun this one is gone."""
     parent = multiprocessing.parent_process()
     return parent is not None and not parent.is_alive()
 
