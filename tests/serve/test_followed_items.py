@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from effort import examples
 from serve.followed_pairs import ITEMS, LATER, Pairs, asked_of_users
 from serve.followed_runs import applied, reseal, served_from
 from serve.servers import Running, served, soon
@@ -59,7 +60,10 @@ def check_alike(answer: dict[str, Any], expected: dict[str, Any]) -> None:
         assert (np.diff(wanted) <= 1e-5).all() and (np.diff(scores) <= 0).all()
 
 
-@pytest.mark.parametrize(("tags", "rows"), [(False, "float16"), (True, "float32"), (True, "int8")])
+KINDS = [(True, "int8"), (False, "float16"), (True, "float32")]
+
+
+@pytest.mark.parametrize(("tags", "rows"), KINDS[: examples(1, len(KINDS))])
 def test_versions_answer_as_new_exports(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tags: bool, rows: str
 ) -> None:
@@ -329,7 +333,7 @@ def test_a_list_without_items(tmp_path: Path) -> None:
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("shards", [(), ("--shards", 2)])
+@pytest.mark.parametrize("shards", [("--shards", 2), ()][: examples(1, 2)])
 def test_versions_are_swapped_under_load(tmp_path: Path, shards: tuple[object, ...]) -> None:
     run = Pairs(tmp_path)
     run.save()

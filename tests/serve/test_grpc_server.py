@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from effort import SOAK, examples
 from serve.servers import WAIT, Running, served, soon
 from serve.test_following_server import Telling
 from typer.testing import CliRunner
@@ -130,7 +131,7 @@ def test_every_worker_answers(bundle: Path) -> None:
         soon(lambda: listeners() == 2)
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [2, 1][: examples(1, 2)])
 def test_it_says_that_it_answers_when_calls_are_answered(bundle: Path, workers: int) -> None:
     """Calls that do not wait for it are refused before."""
     with served(bundle, *HERE, "--workers", workers) as server:
@@ -218,6 +219,7 @@ def test_tls_and_tokens(bundle: Path, tmp_path: Path) -> None:
         assert error.value.code() is grpc.StatusCode.UNAVAILABLE
 
 
+@pytest.mark.skipif(not SOAK, reason="as over HTTP: HOTBED_SOAK=1")
 def test_versions_are_swapped_under_load(tmp_path: Path) -> None:
     model = Telling()
     bundle, run = exported(model, tmp_path / "bundle"), tmp_path / "run"
