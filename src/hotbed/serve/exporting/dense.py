@@ -35,6 +35,8 @@ __all__ = [
 
 _GIVEN, _ANSWERED = "hotbed-given/", "hotbed-answered/"
 """Before names of inputs and outputs, while torch gives names to other values."""
+_LOGS = ("torch.onnx", "torch.fx.experimental.symbolic_shapes", "torch._export", "torch.export")
+"""Loggers of torch's exporters."""
 
 
 class Leaves(NamedTuple):
@@ -313,13 +315,14 @@ def _layer_named(model: nn.Module) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Warnings of torch's exporters about torch are not a user's."""
-    log = logging.getLogger("torch.onnx")
-    before = log.level
-    log.setLevel(logging.ERROR)
+    """For a ``with`` statement: torch's exporters log nothing; what they cannot do is an error alone."""
+    levels = {log: log.level for log in map(logging.getLogger, _LOGS)}
+    for log in levels:
+        log.setLevel(logging.CRITICAL)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        log.setLevel(before)
+        for log, before in levels.items():
+            log.setLevel(before)
