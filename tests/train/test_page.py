@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from hotbed.train.calibration import calibration
@@ -61,6 +61,8 @@ values = st.floats(allow_nan=True, allow_infinity=True)
 columns = st.lists(st.tuples(values, values), max_size=30)
 
 
+@example([[(0.0, 0.0), (1.0, 5e-324)]], True, False)
+@example([[(-1e-320, 2e-301), (1e-320, -2e-301)]], True, True)
 @given(st.lists(columns, max_size=3), st.booleans(), st.booleans())
 def test_a_line_chart_is_an_svg_whose_points_lie_inside(
     lines: list[list[tuple[float, float]]], marks: bool, diagonal: bool

@@ -14,6 +14,8 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 64, 12, 12, 42
 _MOST_POINTS = 400
 _MOST = 1e300
 """Beyond it values are drawn no more than infinite ones, as axes are wider than their ends."""
+_LEAST = 1e-300
+"""Range of an axis: what is divided by less is not exact, or infinite."""
 _COLOURS = 6
 
 STYLE = """
@@ -177,8 +179,8 @@ def _finite(x: float, y: float) -> bool:
 def _range(values: Sequence[float]) -> tuple[float, float]:
     """Return the ends of an axis; those of equal values lie around them."""
     low, high = min(values), max(values)
-    if high - low <= 1e-12 * max(abs(low), abs(high)):
-        margin = abs(high) / 10 or 1.0
+    if high - low <= max(1e-12 * max(abs(low), abs(high)), _LEAST):
+        margin = abs(high) / 10 if abs(high) > 10 * _LEAST else 1.0
         return low - margin, high + margin
     return low, high
 
