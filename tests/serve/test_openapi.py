@@ -38,11 +38,11 @@ class Kinds(nn.Module):
 
 
 class Rows(nn.Module):
-    """Bags of a table whose padding id lies apart from its rows."""
+    """Bags of a table with a padding id."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.vectors = hb.EmbeddingCollection([hb.Table("id", 4, rows=5, padding_idx=-5)], seed=1)
+        self.vectors = hb.EmbeddingCollection([hb.Table("id", 4, rows=5, padding_idx=2)], seed=1)
 
     def forward(self, batch: dict[str, Tensor]) -> Tensor:
         return self.vectors(batch)["id"]
@@ -95,3 +95,14 @@ def test_requests_are_answered_as_the_page_says(page: Any, mode: GenerationMode)
                 assert response.status_code == 200 or is_strict, response.text
 
         check()
+
+
+def test_every_row_can_be_asked_for(page: Any, request: pytest.FixtureRequest) -> None:
+    if request.node.callspec.params["page"] != "rows":
+        return
+    operation = page["/v1/models/rows:predict"]["POST"]
+    for ids, status in ((range(5), 200), ([5], 400), ([-1], 400)):
+        for id_ in ids:
+            case = operation.Case(body={"inputs": [[id_, id_]]}, media_type="application/json")
+            answer = case.call()
+            assert answer.status_code == status, (id_, answer.text)
