@@ -132,6 +132,7 @@ class Uses(nn.Module):
         self.vectors = hb.EmbeddingCollection([hb.Table("a", 4), hb.Table("b", 4)], seed=1)
         self.unused = hb.Embedding(9, 2)
         self.top = nn.utils.parametrizations.weight_norm(nn.Linear(4, 2))
+        self.seen: Tensor
         self.register_buffer("seen", torch.zeros(1))
 
     def forward(self, batch: dict[str, Any]) -> Any:
@@ -139,6 +140,8 @@ class Uses(nn.Module):
         first = found["a"]
         match self.what:
             case "one of two":
+                moved = batch["b"].to("cpu")
+                assert isinstance(moved, hb.Jagged)
                 return self.top(first)
             case "a shape":
                 return self.top(first) * found["b"].shape[1]
@@ -152,6 +155,10 @@ class Uses(nn.Module):
                 return first.T
             case "a mean of samples":
                 return first - first.mean()
+            case "a running sum":
+                return first.cumsum(0)
+            case "the samples behind":
+                return first.flip(0).cumsum(0).flip(0)
             case "another number of rows":
                 return {"score": self.top(first), "bias": self.top.bias}
             case "numbers of no sample":
@@ -162,6 +169,9 @@ class Uses(nn.Module):
                 return first / 0
             case "its forwards":
                 self.seen += 1
+                return first * self.seen
+            case "its forwards, anew":
+                self.seen = self.seen + 1
                 return first * self.seen
             case _:
                 return batch["x"] + 1
@@ -191,11 +201,14 @@ def test_what_is_not_used_is_not_asked_for(what: str, tmp_path: Path) -> None:
         ("samples by samples", "'output' of a sample otherwise where there are others"),
         ("samples last", r"answers 'output', of shape \(4, 6\), and there are 6 samples"),
         ("a mean of samples", "'output' of a sample otherwise where there are others"),
+        ("a running sum", "'output' of a sample otherwise where there are others"),
+        ("the samples behind", "'output' of a sample otherwise where there are others"),
         ("another number of rows", r"answers 'bias', of shape \(2,\)"),
         ("numbers of no sample", r"is asked with 'w', of shape \(4,\)"),
         ("longest bag", "reads 'lengths' of the bags 'b'"),
         ("not finite", "'output' of the sample with numbers that are not finite"),
         ("its forwards", "otherwise than the model"),
+        ("its forwards, anew", "otherwise|cannot be exported"),
         ("numbers alone", "nothing that depends on what it looks up"),
     ],
 )
@@ -497,7 +510,7 @@ class Odd(nn.Module):
         ("weights", "with weights"),
         ("control flow", "Layer 'layer.0' cannot be exported"),
         ("random", "random in it"),
-        ("a fixed batch", "cannot be exported|fixed to the number of samples"),
+        ("a fixed batch", "cannot be exported|fixed to"),
         ("a fixed number of ids", "reads 'offsets' of the bags 'a'"),
         ("one sample", "at least two"),
         ("ids changed in place", "changes 'a' of its batch"),

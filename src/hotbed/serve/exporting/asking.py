@@ -13,17 +13,17 @@ from hotbed.arrays import ID_DTYPES
 from hotbed.files import Json
 from hotbed.jagged import Jagged
 from hotbed.serve.bundles.bundle import ExportError, InputEntry, LookupEntry, OutputEntry
-from hotbed.serve.exporting.lookups import Lookup, is_same
+from hotbed.serve.exporting.lookups import Lookup
 from hotbed.table.live import LiveTable
 
 __all__ = [
     "as_rows",
     "check_samples",
-    "first_samples",
     "ids_of",
     "inputs_of",
     "lookups_of_ids",
     "outputs_of",
+    "samples_at",
 ]
 
 
@@ -37,7 +37,7 @@ def lookups_of_ids(
     """
     entries: list[LookupEntry] = []
     for lookup in lookups:
-        at = next((name for name, leaf in leaves.items() if is_same(leaf, lookup.ids)), None)
+        at = next((name for name, leaf in leaves.items() if _is_same(leaf, lookup.ids)), None)
         if at is None:
             raise ExportError(
                 f"The ids of {lookup.name!r} are computed by the model, and a bundle looks up those of a "
@@ -55,6 +55,18 @@ def lookups_of_ids(
             }
         )
     return entries
+
+
+def _is_same(leaf: object, ids: object) -> bool:
+    if leaf is ids:
+        return True
+    return (
+        isinstance(leaf, Tensor)
+        and isinstance(ids, Tensor)
+        and leaf.numel() > 0
+        and (leaf.data_ptr(), leaf.shape, leaf.stride())
+        == (ids.data_ptr(), ids.shape, ids.stride())
+    )
 
 
 def check_samples(what: str, tensors: Mapping[str, object], count: int) -> None:
@@ -124,12 +136,12 @@ def ids_of(leaf: object, lookup: LookupEntry) -> tuple[NDArray[np.int64], NDArra
     return each.reshape(-1), np.arange(len(each) + 1) * each.shape[1]
 
 
-def first_samples(leaf: object, count: int, of: int) -> object:
-    """Return the first `count` samples of a leaf; what has not `of` samples stays."""
+def samples_at(leaf: object, positions: Tensor, of: int) -> object:
+    """Return the samples of a leaf at (n,) positions; what has not `of` samples stays."""
     if isinstance(leaf, Jagged):
-        return leaf[:count]
+        return leaf[positions]
     if isinstance(leaf, Tensor) and leaf.dim() and leaf.shape[0] == of:
-        return leaf[:count]
+        return leaf[positions.to(leaf.device)]
     return leaf
 
 

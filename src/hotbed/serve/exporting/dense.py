@@ -63,7 +63,7 @@ def leaves_of(model: nn.Module, args: tuple[object, ...]) -> Leaves:
         if name in named:
             raise ExportError(f"The sample has {name!r} in two ways. Rename one.")
         # Two features may share memory, and a request has one each of them.
-        if isinstance(leaf, Tensor):
+        if isinstance(leaf, Tensor) and leaf.layout is torch.strided:
             memory = leaf.untyped_storage().data_ptr()
             leaf = leaf.clone() if memory in taken else leaf
             taken.add(memory)
@@ -96,8 +96,12 @@ class _Unread(Jagged):
         object.__setattr__(own, "_named", name)
         return own
 
+    def to(self, *args: object, **kwargs: object) -> _Unread:
+        """Return itself: where bags lie is nothing that a program has."""
+        return self
+
     def __getattribute__(self, name: str) -> object:
-        if name.startswith("__"):
+        if name == "to" or name.startswith("__"):
             return object.__getattribute__(self, name)
         raise ExportError(
             f"The model reads {name!r} of the bags {object.__getattribute__(self, '_named')!r}, and a "

@@ -48,15 +48,13 @@ from hotbed.serve.bundles.row_formats import ROW_FORMATS
 from hotbed.serve.bundles.table_files import check_forms, write_table
 from hotbed.serve.exporting.asking import (
     as_rows,
-    first_samples,
     ids_of,
     inputs_of,
     lookups_of_ids,
     outputs_of,
+    samples_at,
 )
-from hotbed.serve.exporting.dense import (
-    named_outputs,
-)
+from hotbed.serve.exporting.dense import named_outputs
 from hotbed.serve.exporting.item_vectors import Items, towers_of, write_items
 from hotbed.serve.exporting.onnx_nodes import OnnxModel
 from hotbed.serve.exporting.standalone import write_standalone
@@ -236,8 +234,9 @@ def _write_sample(
     """Write a request of a few samples, and what the bundle answers."""
     outputs = named_outputs(traced.found.outputs)
     count = len(traced.found.lookups[0].vectors)
+    shown_at = torch.arange(min(SHOWN, count))
     shown = {
-        each["name"]: first_samples(traced.leaves.named[each["name"]], SHOWN, count)
+        each["name"]: samples_at(traced.leaves.named[each["name"]], shown_at, count)
         for each in inputs
     }
     vectors = {

@@ -14,20 +14,7 @@ from hotbed.modules.owner import TableOwner, owners_of
 from hotbed.serve.bundles.bundle import ExportError
 from hotbed.table.live import LiveTable
 
-__all__ = ["Lookup", "Recorded", "WithoutTables", "copied", "is_same", "recorded"]
-
-
-def is_same(one: object, other: object) -> bool:
-    """Return whether two objects are one, or tensors of the same numbers in memory."""
-    if one is other:
-        return True
-    return (
-        isinstance(one, Tensor)
-        and isinstance(other, Tensor)
-        and one.numel() > 0
-        and (one.data_ptr(), one.shape, one.stride())
-        == (other.data_ptr(), other.shape, other.stride())
-    )
+__all__ = ["Lookup", "Recorded", "WithoutTables", "copied", "recorded"]
 
 
 class Lookup(NamedTuple):
@@ -57,7 +44,8 @@ class Recorded(NamedTuple):
 
 
 class WithoutTables:
-    """A model whose modules with tables return vectors that they are given. It shares its parameters.
+    """A model whose modules with tables return vectors that they are given. It shares its parameters, and has
+    buffers of its own.
 
     Args:
         model: whose modules stay as they are.
@@ -66,6 +54,12 @@ class WithoutTables:
     def __init__(self, model: nn.Module) -> None:
         self.owners = {name: _Owner(owner) for name, owner in owners_of(model).items()}
         self.model = copied(model, {each.owner: each for each in self.owners.values()})
+        own = {
+            buffer: buffer.clone() for buffer in self.model.buffers()
+        }  # which forwards may change
+        for module in self.model.modules():
+            buffers = module.__dict__["_buffers"]
+            module.__dict__["_buffers"] = {n: own.get(each) for n, each in buffers.items()}
 
 
 def copied(module: nn.Module, others: dict[nn.Module, nn.Module]) -> nn.Module:

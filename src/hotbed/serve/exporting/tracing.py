@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from hotbed.jagged import Jagged
 from hotbed.serve.bundles.bundle import ExportError
 from hotbed.serve.bundles.sessions import Session, session_of
-from hotbed.serve.exporting.asking import check_samples, first_samples
+from hotbed.serve.exporting.asking import check_samples, samples_at
 from hotbed.serve.exporting.dense import (
     Leaves,
     leaves_of,
@@ -50,30 +50,25 @@ def traced_of(model: nn.Module, args: tuple[object, ...]) -> Traced:
     bare.model.eval()
     leaves = leaves_of(model, args)
     before = {name: copy.deepcopy(leaf) for name, leaf in leaves.named.items()}
-    buffers = [(buffer, buffer.clone()) for buffer in bare.model.buffers()]
-    try:
-        found = recorded(bare, leaves.sample(leaves.named))
-        for name, leaf in leaves.named.items():
-            if not _is_alike(leaf, before[name]):
-                raise ExportError(
-                    f"The model changes {name!r} of its batch, which a request does not have changed. "
-                    "Have it make a copy."
-                )
-        if not found.lookups:
+    found = recorded(bare, leaves.sample(leaves.named))
+    for name, leaf in leaves.named.items():
+        if not _is_alike(leaf, before[name]):
             raise ExportError(
-                "The model looks up nothing of this sample. A model without tables is exported by "
-                "torch.onnx.export; of one that is compiled, give what was compiled; tables are found in "
-                "parts of a model, not in lists or bound methods."
+                f"The model changes {name!r} of its batch, which a request does not have changed. Have it "
+                "make a copy."
             )
-        return _program(bare, leaves, found)
-    finally:
-        with torch.no_grad():
-            for buffer, value in buffers:
-                buffer.copy_(value)
+    if not found.lookups:
+        raise ExportError(
+            "The model looks up nothing of this sample. A model without tables is exported by "
+            "torch.onnx.export; of one that is compiled, give what was compiled; tables are found in "
+            "parts of a model, not in lists or bound methods."
+        )
+    return _program(bare, leaves, found)
 
 
 def _program(bare: WithoutTables, leaves: Leaves, found: Recorded) -> Traced:
-    """Make the dense part of a forward, and compare it with that, and with one of a sample less."""
+    """Make the dense part of a forward. It is compared with that, and with one of all samples but the first,
+    the last of them first."""
     outputs = named_outputs(found.outputs)
     count = len(found.lookups[0].vectors)
     check_samples("answers", outputs, count)
@@ -97,9 +92,9 @@ def _program(bare: WithoutTables, leaves: Leaves, found: Recorded) -> Traced:
         raise ExportError(f"onnxruntime cannot run the dense part: {error}") from error
     bound = _TOLERANCES.get(_narrowest([*bare.model.parameters(), *outputs.values()]), TOLERANCE)
     difference = 0.0
-    for some in (count, count - 1):
-        part = {name: first_samples(leaf, some, count) for name, leaf in leaves.named.items()}
-        again = found if some == count else recorded(bare, leaves.sample(part))
+    for at in (torch.arange(count), torch.arange(count - 1, 0, -1)):
+        part = {name: samples_at(leaf, at, count) for name, leaf in leaves.named.items()}
+        again = found if len(at) == count else recorded(bare, leaves.sample(part))
         given = {name: leaf for name, leaf in part.items() if isinstance(leaf, Tensor)}
         given |= {lookup.input: lookup.vectors for lookup in again.lookups}
         wanted = named_outputs(again.outputs)
@@ -108,10 +103,10 @@ def _program(bare: WithoutTables, leaves: Leaves, found: Recorded) -> Traced:
             difference = max(difference, away)
             if not away <= bound:
                 raise ExportError(
-                    f"The dense part answers {name!r} otherwise than the model, by {away:.3g}, with {some} "
-                    f"of {count} samples. Is something random in it, or fixed to the number of samples?"
+                    f"The dense part answers {name!r} otherwise than the model, by {away:.3g}, with "
+                    f"{len(at)} of {count} samples. Is something random in it, or fixed to how many there are?"
                 )
-            if not _apart(wanted[name], outputs[name][:some]) <= bound:
+            if not _apart(wanted[name], outputs[name][at.to(outputs[name].device)]) <= bound:
                 raise ExportError(
                     f"The model answers {name!r} of a sample otherwise where there are others beside it, "
                     "and a server answers several requests at once. Have each sample answered by itself."
