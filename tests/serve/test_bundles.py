@@ -509,7 +509,7 @@ class Odd(nn.Module):
         ("unpooled bags", "as many vectors as ids"),
         ("weights", "with weights"),
         ("control flow", "Layer 'layer.0' cannot be exported"),
-        ("random", "random in it"),
+        ("random", "random, or"),
         ("a fixed batch", "cannot be exported|fixed to"),
         ("a fixed number of ids", "reads 'offsets' of the bags 'a'"),
         ("one sample", "at least two"),

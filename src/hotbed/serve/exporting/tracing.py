@@ -104,7 +104,7 @@ def _program(bare: WithoutTables, leaves: Leaves, found: Recorded) -> Traced:
             if not away <= bound:
                 raise ExportError(
                     f"The dense part answers {name!r} otherwise than the model, by {away:.3g}, with "
-                    f"{len(at)} of {count} samples. Is something random in it, or fixed to how many there are?"
+                    f"{len(at)} of {count} samples. Is something random, or fixed to how many there are?"
                 )
             if not _apart(wanted[name], outputs[name][at.to(outputs[name].device)]) <= bound:
                 raise ExportError(
