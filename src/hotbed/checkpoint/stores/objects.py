@@ -7,8 +7,8 @@ import contextlib
 import datetime
 import errno
 import os
-from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple, TypeVar
 
 import fsspec
 
@@ -23,6 +23,9 @@ _OPTIONS: dict[str, dict[str, bool]] = {"file": {"auto_mkdir": True}, "local": {
 """By scheme, of its file system beside that listings are not cached."""
 _EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}
 """By scheme, the extra of Hotbed that installs what it needs."""
+_TRIES = 20
+"""Of a call that others have disturbed."""
+_Result = TypeVar("_Result")
 
 
 class Entry(NamedTuple):
@@ -79,7 +82,7 @@ class Objects:
             OSError: it cannot be listed.
         """
         with _as_os_errors(folder):
-            found = self._fs.ls(folder, detail=True)
+            found = self._repeated(lambda: self._fs.ls(folder, detail=True))
         own = fsspec.core.strip_protocol(folder).strip("/")
         entries = []
         for one in found:
@@ -119,7 +122,19 @@ class Objects:
             OSError: it cannot be written.
         """
         with _as_os_errors(path):
-            self._fs.pipe_file(path, contents)
+            self._repeated(lambda: self._fs.pipe_file(path, contents))
+
+    def put_whole(self, path: str, contents: bytes) -> None:
+        """Write an object as `put` does; also where the storage is of files, nobody sees a part of it.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        if not self._has_folders:
+            return self.put(path, contents)
+        self.put(f"{path}.new", contents)
+        with _as_os_errors(path):
+            self._fs.mv(f"{path}.new", path)
 
     def put_new(self, path: str, pieces: Iterable[bytes | memoryview]) -> None:
         """Write an object where none is, in parts that are uploaded as they come; none, if that fails.
@@ -147,6 +162,14 @@ class Objects:
             with contextlib.suppress(Exception):
                 self._fs.rm_file(path)
             raise
+
+    def _repeated(self, call: Callable[[], _Result]) -> _Result:
+        """Return what a call does, and repeat it where another removes a folder, or a file that is listed,
+        between two of its steps. Storages without folders have no such steps."""
+        for _ in range(_TRIES if self._has_folders else 0):
+            with contextlib.suppress(FileNotFoundError):
+                return call()
+        return call()
 
     def remove(self, path: str) -> None:
         """Remove an object.

@@ -113,11 +113,12 @@ class RemoteStore(RemoteFiles):
 
     def remove_left_over(self, folder: str) -> None:
         with contextlib.suppress(OSError):
-            if self._is_abandoned(folder):
-                self.remove_own(folder)
+            self._remove(folder, self._abandoned_in(folder))
 
-    def _is_abandoned(self, folder: str) -> bool:
-        """Return True if what is there of a checkpoint was left by a process that is certainly dead.
+    def _abandoned_in(self, folder: str) -> list[str]:
+        """Return the names of what is there of a checkpoint, if a process left it that is certainly dead.
+
+        What comes later is not among them: another may begin a checkpoint of this name meanwhile.
 
         Raises:
             FileNotFoundError: its owner has just completed or removed it.
@@ -126,10 +127,12 @@ class RemoteStore(RemoteFiles):
         found = self.objects.entries(folder)
         names = [entry.name for entry in found]
         if MANIFEST in names and not any(leases.is_of(REMOVING, name) for name in names):
-            return False
+            return []
         if found_leases := [name for name in names if LEASE.fullmatch(name)]:
-            return all(leases.has_run_out(self.objects, folder, name) for name in found_leases)
-        return max((e.changed for e in found), default=0.0) + _ABANDONED < leases.now()
+            is_dead = all(leases.has_run_out(self.objects, folder, name) for name in found_leases)
+        else:
+            is_dead = max((e.changed for e in found), default=0.0) + _ABANDONED < leases.now()
+        return names if is_dead else []
 
     def remove_own(self, folder: str, but: Collection[str] = ()) -> None:
         """Remove what is Hotbed's in a folder, the manifest first and leases last.
@@ -140,9 +143,11 @@ class RemoteStore(RemoteFiles):
         Raises:
             OSError: some of it is left.
         """
-        names = self.names_in(folder)
+        self._remove(folder, [name for name in self.names_in(folder) if name not in but])
+
+    def _remove(self, folder: str, names: Sequence[str]) -> None:
         files = [name for name in names if OWN.fullmatch(name)]
-        own_leases = [name for name in names if LEASE.fullmatch(name) and name not in but]
+        own_leases = [name for name in names if LEASE.fullmatch(name)]
         for name in sorted(files, key=lambda name: name != MANIFEST) + own_leases:
             with contextlib.suppress(FileNotFoundError):  # another does so, too
                 self.objects.remove(os.path.join(folder, name))
@@ -198,7 +203,7 @@ class _LeasedFolder:
                 f"Another process has completed a later checkpoint beside {self.path} while this one was "
                 "written, which would not be the latest. Give each run a folder of its own."
             )
-        self._store.objects.put(os.path.join(self.path, MANIFEST), self._manifest)
+        self._store.objects.put_whole(os.path.join(self.path, MANIFEST), self._manifest)
 
     def _refuse_lost(self) -> None:
         """Raise CheckpointError where others may have removed the folder, or have taken its name since."""
