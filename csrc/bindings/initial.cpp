@@ -1,11 +1,27 @@
-#include "rules/initial.hpp"
+#include "bindings/initial.hpp"
 
 #include <nanobind/stl/optional.h>
 
-#include <optional>
+#include <utility>
 
 #include "bindings/bindings.hpp"
 #include "kernels/kernels.hpp"
+
+namespace hotbed {
+
+InitialSpec initial_of(const Bands& bands, uint64_t key, std::optional<int64_t> padding) {
+  std::vector<InitialSpec> specs;
+  for (const auto& [end, kind, a, b, c, d] : bands) {
+    specs.push_back(initial_spec(static_cast<Initial>(kind), a, b, c, d, 0));
+    specs.back().end_column = end;
+  }
+  InitialSpec initial = initial_columns(std::move(specs), key);
+  initial.has_padding = padding.has_value();
+  initial.padding_id = padding.value_or(0);
+  return initial;
+}
+
+}  // namespace hotbed
 
 using namespace hotbed;
 

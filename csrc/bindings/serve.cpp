@@ -2,16 +2,21 @@
 // one that costs least, and a request has some of them for each of its lookups.
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/variant.h>
 #include <nanobind/stl/vector.h>
 
 #include <cstring>
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <tuple>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "bindings/bindings.hpp"
+#include "bindings/initial.hpp"
 #include "serve/served_table.hpp"
 
 using namespace hotbed;
@@ -96,14 +101,28 @@ ServedRows held_rows(const LayerArrays& layer, int64_t dim, std::vector<HeldArra
   return {stored, count, ids};
 }
 
-void make_table(TableOfArrays* self, const std::vector<LayerArrays>& layers, nb::object missing,
+// (bands of columns, key, the id whose row is zeros or None, dtype)
+using FirstValues = std::tuple<Bands, uint64_t, std::optional<int64_t>, DType>;
+
+MissingRows missing_rows(const std::variant<FirstValues, nb::object>& missing) {
+  if (const auto* first = std::get_if<FirstValues>(&missing)) {
+    const auto& [bands, key, padding, dtype] = *first;
+    int64_t dim = bands.empty() ? 0 : std::get<0>(bands.back());
+    if (dim < 1) throw nb::value_error("a row has no numbers");
+    return {initial_of(bands, key, padding), dtype, dim};
+  }
+  HeldArray vector(std::get<nb::object>(missing), "f");
+  if (vector.count() == 0) throw nb::value_error("a row has no numbers");
+  return MissingRows({vector.data<float>(), vector.data<float>() + vector.count()});
+}
+
+void make_table(TableOfArrays* self, const std::vector<LayerArrays>& layers,
+                const std::variant<FirstValues, nb::object>& missing,
                 std::optional<int64_t> limit) {
-  HeldArray vector(missing, "f");
-  std::vector<float> numbers(vector.data<float>(), vector.data<float>() + vector.count());
-  if (numbers.empty()) throw nb::value_error("a row has no numbers");
+  MissingRows missing_of = missing_rows(missing);
   std::vector<HeldArray> held;
   std::vector<ServedRows> rows;
-  for (const LayerArrays& layer : layers) rows.push_back(held_rows(layer, vector.count(), held));
+  for (const LayerArrays& layer : layers) rows.push_back(held_rows(layer, missing_of.dim(), held));
   for (const ServedRows& layer : rows) {
     if (!layer.ids && limit && layer.count < *limit) {
       throw nb::value_error("a layer without ids has fewer rows than ids may be asked for");
@@ -112,7 +131,7 @@ void make_table(TableOfArrays* self, const std::vector<LayerArrays>& layers, nb:
   new (self) TableOfArrays();
   try {
     nb::gil_scoped_release unlocked;
-    self->table.emplace(std::move(rows), std::move(numbers), limit);
+    self->table.emplace(std::move(rows), std::move(missing_of), limit);
   } catch (...) {
     self->~TableOfArrays();
     throw;

@@ -11,24 +11,13 @@
 
 #include "batch/batch.hpp"
 #include "batch/reduce.hpp"
+#include "bindings/initial.hpp"
 #include "bindings/tensors.hpp"
 #include "table/hold.hpp"
 
 using namespace hotbed;
 
 namespace {
-
-// (column before which it ends, kind, a, b, c, d) of consecutive bands of columns.
-using Bands = std::vector<std::tuple<int64_t, int, double, double, double, double>>;
-
-std::vector<InitialSpec> specs_of(const Bands& bands) {
-  std::vector<InitialSpec> specs;
-  for (const auto& [end, kind, a, b, c, d] : bands) {
-    specs.push_back(initial_spec(static_cast<Initial>(kind), a, b, c, d, 0));
-    specs.back().end_column = end;
-  }
-  return specs;
-}
 
 // The tensor keeps the memory, also where its table lets go of it.
 Tensor plane_tensor(const Plane& plane, int64_t rows, DType dtype) {
@@ -156,9 +145,7 @@ void bind_table(nb::module_& module) {
           [](const std::string& name, int64_t rows, int64_t dim, DType dtype, const Bands& bands,
              uint64_t key, std::optional<int64_t> padding, bool tiered, bool released,
              std::shared_ptr<MemoryBudget> budget, std::tuple<int64_t, int64_t, int64_t> origin) {
-            InitialSpec initial = initial_columns(specs_of(bands), key);
-            initial.has_padding = padding.has_value();
-            initial.padding_id = padding.value_or(0);
+            InitialSpec initial = initial_of(bands, key, padding);
             std::tie(initial.origin.first, initial.origin.stride, initial.origin.column) = origin;
             nb::gil_scoped_release unlocked;
             return std::make_shared<Table>(name, rows, dim, dtype, initial, tiered, released,

@@ -19,16 +19,16 @@ constexpr int64_t kTaskBytes = 256 << 10;
 constexpr int64_t kSerialElements = 32 << 10;
 // Ids that are located at once, on the stack.
 constexpr int64_t kLocated = 256;
-// As many as a position has bits for.
-constexpr int64_t kLayers = int64_t{1} << (62 - kLayerBit);
+// As many as a position has bits for; computed rows are one more.
+constexpr int64_t kLayers = (int64_t{1} << (62 - kLayerBit)) - 1;
 
 }  // namespace
 
-ServedTable::ServedTable(std::vector<ServedRows> layers, std::vector<float> missing,
+ServedTable::ServedTable(std::vector<ServedRows> layers, MissingRows missing,
                          std::optional<int64_t> limit)
     : missing_(std::move(missing)), limit_(limit) {
   if (layers.empty() || static_cast<int64_t>(layers.size()) > kLayers) {
-    throw std::invalid_argument("expected 1 to 16384 layers");
+    throw std::invalid_argument("expected 1 to 16383 layers");
   }
   for (const ServedRows& layer : layers) {
     stored_.push_back(layer.stored);
@@ -69,7 +69,7 @@ int64_t ServedTable::first_outside(const int64_t* ids, int64_t n,
 }
 
 void ServedTable::locate(const int64_t* ids, int64_t n, const std::optional<int64_t>& skipped,
-                         int64_t* rows) const {
+                         int64_t* rows, std::vector<float>& computed) const {
   int64_t positions[kLocated], wanted[kLocated], found[kLocated];
   for (int64_t begin = 0; begin < n; begin += kLocated) {
     int64_t count = 0;
@@ -99,19 +99,53 @@ void ServedTable::locate(const int64_t* ids, int64_t n, const std::optional<int6
       }
       count = left;
     }
+    if (count == 0 || !missing_.are_computed()) continue;
+    size_t numbers = computed.size();
+    computed.resize(numbers + static_cast<size_t>(count * dim()));
+    missing_.compute(wanted, count, computed.data() + numbers);
+    auto before = static_cast<int64_t>(numbers) / dim();
+    auto layer = static_cast<int64_t>(stored_.size());
+    for (int64_t k = 0; k < count; ++k) rows[positions[k]] = layer << kLayerBit | (before + k);
   }
 }
 
-void ServedTable::pool(StoredTask task, int64_t begin, int64_t end) const {
+void ServedTable::pool(StoredTask task, const std::vector<float>& computed, int64_t begin,
+                       int64_t end) const {
   task.layers = stored_.data();
-  task.missing = missing_.data();
+  task.missing = missing_.vector();
   task.dim = task.out_stride = dim();
+  if (computed.empty()) {
+    return is_mixed_ ? pool_mixed(task, begin, end) : kernels().pool_stored(task, begin, end);
+  }
+  std::vector<StoredRows> layers = stored_;
+  layers.push_back({StoredAs::f32, reinterpret_cast<const uint8_t*>(computed.data()), nullptr,
+                    dim() * static_cast<int64_t>(sizeof(float))});
+  task.layers = layers.data();
   if (is_mixed_) return pool_mixed(task, begin, end);
+  if (stored_[0].stored_as != StoredAs::f32) return pool_apart(task, begin, end);
   kernels().pool_stored(task, begin, end);
 }
 
+// Bags with computed rows one by one, and others as they are.
+void ServedTable::pool_apart(const StoredTask& task, int64_t begin, int64_t end) const {
+  auto computed = static_cast<int64_t>(stored_.size()) << kLayerBit;
+  auto has_computed = [&](int64_t bag) {
+    int64_t first = task.offsets ? task.offsets[bag] : bag;
+    int64_t stop = task.offsets ? task.offsets[bag + 1] : bag + 1;
+    return std::any_of(task.rows + first, task.rows + stop,
+                       [=](int64_t row) { return row >= computed; });
+  };
+  for (int64_t bag = begin; bag < end;) {
+    int64_t stop = bag;
+    while (stop < end && !has_computed(stop)) ++stop;
+    if (stop > bag) kernels().pool_stored(task, bag, stop);
+    if (stop < end) pool_mixed(task, stop, stop + 1);
+    bag = stop + 1;
+  }
+}
+
 // Rows become floats first, a bag at a time.
-void ServedTable::pool_mixed(StoredTask task, int64_t begin, int64_t end) const {
+void ServedTable::pool_mixed(const StoredTask& task, int64_t begin, int64_t end) const {
   std::vector<float> floats;
   std::vector<int64_t> rows;
   for (int64_t bag = begin; bag < end; ++bag) {
@@ -128,7 +162,7 @@ void ServedTable::pool_mixed(StoredTask task, int64_t begin, int64_t end) const 
       if (row == kMissingRow) {
         local = kMissingRow;
       } else {
-        one.layers = &stored_[row >> kLayerBit];
+        one.layers = task.layers + (row >> kLayerBit);
       }
       one.is_plain = false;
       one.rows = &local;
@@ -192,15 +226,16 @@ int64_t look_up_piece(const ServedLookup& lookup, const Piece& piece, int64_t* l
   task.rows = lookup.ids;
   task.skipped = lookup.skipped.value_or(INT64_MIN);
   task.is_plain = !located && !lookup.skipped;
+  std::vector<float> computed;
   if (located) {
-    lookup.table->locate(ids, stop - first, lookup.skipped, located + first);
+    lookup.table->locate(ids, stop - first, lookup.skipped, located + first, computed);
     task.rows = located;
     task.skipped = kSkippedRow;
   }
   task.offsets = lookup.offsets;
   task.combiner = lookup.combiner;
   task.out = lookup.out;
-  lookup.table->pool(task, piece.begin, piece.end);
+  lookup.table->pool(task, computed, piece.begin, piece.end);
   return -1;
 }
 

@@ -7,6 +7,7 @@
 
 #include "base/dtype.hpp"
 #include "kernels/stored_rows.hpp"
+#include "serve/missing_rows.hpp"
 #include "serve/sorted_ids.hpp"
 
 namespace hotbed {
@@ -21,12 +22,11 @@ struct ServedRows {
 // Threads: everything const may run in several.
 class ServedTable {
  public:
-  // `layers`: oldest first; of ids that several have, the newest counts. `missing`: dim numbers, of
-  // ids that none has. `limit`: ids must lie below it, and not below 0; nullopt: any may be asked.
-  ServedTable(std::vector<ServedRows> layers, std::vector<float> missing,
-              std::optional<int64_t> limit);
+  // `layers`: oldest first; of ids that several have, the newest counts. `missing`: of ids that
+  // none has. `limit`: ids must lie below it, and not below 0; nullopt: any may be asked.
+  ServedTable(std::vector<ServedRows> layers, MissingRows missing, std::optional<int64_t> limit);
 
-  int64_t dim() const { return static_cast<int64_t>(missing_.size()); }
+  int64_t dim() const { return missing_.dim(); }
   // The most bytes of a row.
   int64_t row_bytes() const;
   // The first of n ids that is outside of the limit, and not to be skipped; or -1.
@@ -34,21 +34,22 @@ class ServedTable {
   // True if ids are the rows themselves, those to be skipped, too.
   bool is_direct(const std::optional<int64_t>& skipped) const;
 
-  // Writes where the rows of n ids lie, as of StoredTask.
-  void locate(const int64_t* ids, int64_t n, const std::optional<int64_t>& skipped,
-              int64_t* rows) const;
-  // Pools bags [begin, end) of a task that lacks what the table knows. `rows` are of locate(), or
-  // ids where is_direct().
-  void pool(StoredTask task, int64_t begin, int64_t end) const;
+  // Writes where the rows of n ids lie, as of StoredTask, and appends those that are computed.
+  void locate(const int64_t* ids, int64_t n, const std::optional<int64_t>& skipped, int64_t* rows,
+              std::vector<float>& computed) const;
+  // Pools bags [begin, end) of a task that lacks what the table knows. `rows` and `computed` are of
+  // locate(), or rows are ids where is_direct().
+  void pool(StoredTask task, const std::vector<float>& computed, int64_t begin, int64_t end) const;
 
  private:
-  void pool_mixed(StoredTask task, int64_t begin, int64_t end) const;
+  void pool_apart(const StoredTask& task, int64_t begin, int64_t end) const;
+  void pool_mixed(const StoredTask& task, int64_t begin, int64_t end) const;
 
   std::vector<StoredRows> stored_;
   std::vector<int64_t> counts_;
   std::vector<SortedIds> ids_;
   std::vector<bool> has_ids_;
-  std::vector<float> missing_;
+  MissingRows missing_;
   std::optional<int64_t> limit_;
   bool is_mixed_ = false;  // layers are stored in several ways
 };

@@ -8,8 +8,10 @@
 #include <memory>
 #include <random>
 #include <thread>
+#include <utility>
 
 #include "kernels/kernels.hpp"
+#include "rules/initial.hpp"
 #include "tests/check.hpp"
 
 using namespace hotbed;
@@ -29,14 +31,17 @@ struct Block {
 // A table of one layer, and what keeps its memory.
 struct Fixture {
   Fixture(StoredAs stored_as, int64_t dim, int64_t count, const int64_t* ids, Draw& draw)
+      : Fixture(stored_as, dim, count, ids, draw,
+                MissingRows(std::vector<float>(static_cast<size_t>(dim), 0.5f))) {}
+  Fixture(StoredAs stored_as, int64_t dim, int64_t count, const int64_t* ids, Draw& draw,
+          MissingRows missing)
       : rows(count * stored_bytes(stored_as, dim), draw),
         scales(count * scale_bytes(stored_as), draw),
         table({{{stored_as, rows.at.get(), scale_bytes(stored_as) ? scales.at.get() : nullptr,
                  stored_bytes(stored_as, dim)},
                 count,
                 ids}},
-              std::vector<float>(static_cast<size_t>(dim), 0.5f),
-              ids ? std::nullopt : std::optional<int64_t>(count)) {}
+              std::move(missing), ids ? std::nullopt : std::optional<int64_t>(count)) {}
   Block rows, scales;
   ServedTable table;
 };
@@ -122,6 +127,47 @@ TEST(ids_outside_are_told_by_the_first) {
   bad.skipped = 5;
   refused = look_up({bad});
   CHECK(refused && refused->lookup == 0 && refused->position == 3);
+}
+
+TEST(bags_have_computed_rows_among_others) {
+  Draw draw(6);
+  std::vector<int64_t> known;
+  for (int64_t i = 0; i < 100; ++i) known.push_back(i * 2);
+  for (StoredAs stored_as : kForms) {
+    for (DType dtype : {DType::f32, DType::f64, DType::f16, DType::bf16}) {
+      int64_t dim = 5;
+      Fixture made(stored_as, dim, 100, known.data(), draw,
+                   MissingRows(initial_spec(Initial::uniform, 2, 3, 0, 0, 7), dtype, dim));
+      std::vector<int64_t> ids, offsets = {0};
+      for (int64_t bag = 0; bag < 300; ++bag) {
+        bool is_odd = bag % 3 == 0;
+        for (uint64_t i = draw() % 4; i > 0; --i) {
+          ids.push_back(static_cast<int64_t>(draw() % 100) * 2 + (is_odd && i % 2 ? 1 : 0));
+        }
+        offsets.push_back(static_cast<int64_t>(ids.size()));
+      }
+      auto count = static_cast<int64_t>(ids.size());
+      std::vector<float> each(static_cast<size_t>(count * dim)), sums(300 * dim);
+      CHECK(!look_up(
+          {{&made.table, ids.data(), count, nullptr, count, Combiner::none, {}, each.data()},
+           {&made.table, ids.data(), count, offsets.data(), 300, Combiner::sum, {}, sums.data()}}));
+      for (int64_t i = 0; i < count; ++i) {
+        if (ids[i] % 2 == 0) continue;
+        float value = 0;
+        MissingRows(initial_spec(Initial::uniform, 2, 3, 0, 0, 7), dtype, 1)
+            .compute(&ids[i], 1, &value);
+        CHECK_EQ(each[i * dim], value);
+        CHECK(value >= 2 && value <= 3);
+      }
+      for (int64_t bag = 0; bag < 300; ++bag) {
+        for (int64_t j = 0; j < dim; ++j) {
+          float sum = 0;
+          for (int64_t i = offsets[bag]; i < offsets[bag + 1]; ++i) sum += each[i * dim + j];
+          CHECK_EQ(std::bit_cast<uint32_t>(sums[bag * dim + j]), std::bit_cast<uint32_t>(sum));
+        }
+      }
+    }
+  }
 }
 
 TEST(threads_read_at_once) {

@@ -17,6 +17,8 @@ class Table:
             path = folder / f"{about['files']}.{name}.npy"
             return np.load(path, mmap_mode="r" if about["rows"] else None)
 
+        if "first" in about:
+            raise ValueError("Hotbed alone computes first values: export with default='zeros'")
         self.about, self.stored, self.default = about, part("rows"), part("default")
         self.scales = part("scales") if about["stored_as"] in ("int8", "int4") else None
         self.ids = None if about["static"] else part("ids")
@@ -53,10 +55,8 @@ def combined(rows, bag_of, lengths, combiner):
         return np.where(lengths[:, None] > 0, out, 0)
     out = np.zeros((len(lengths), rows.shape[1]), rows.dtype)
     np.add.at(out, bag_of, rows)  # in their order, as training does
-    if combiner == "sum":
-        return out
     counts = np.maximum(lengths, 1).astype(rows.dtype)[:, None]
-    return out / (counts if combiner == "mean" else np.sqrt(counts))
+    return out / {"sum": 1, "mean": counts, "sqrtn": np.sqrt(counts)}[combiner]
 
 
 class Bundle:

@@ -876,7 +876,10 @@ class ServedTable:
     def __init__(
         self,
         layers: Sequence[tuple[int, object, object, object]],
-        missing: object,
+        missing: tuple[
+            Sequence[tuple[int, int, float, float, float, float]], int, int | None, DType
+        ]
+        | object,
         limit: int | None,
     ) -> None: ...
 

@@ -106,6 +106,7 @@ class Run:
         )
 
     def loaded(self, checkpoint: str = "") -> Model:
+        """What was saved, in a model with the same seed."""
         model = Model(**self.about)
         hb.load(checkpoint or self.root, model)
         return model
@@ -137,13 +138,15 @@ class Contents(NamedTuple):
             assert there[initialiser] == self.weights[name], name
 
 
-def contents_of(model: Model, folder: Path, rows: str = "float32") -> Contents:
+def contents_of(
+    model: Model, folder: Path, rows: str = "float32", default: str = "zeros"
+) -> Contents:
     """What an export of a model would have."""
     (folder / "tables").mkdir(parents=True, exist_ok=True)
     tables = {}
     for number, (stem, table) in enumerate(tables_of(model).items()):
         entry = write_table(
-            str(folder), f"tables/{number}", table, ROW_FORMATS[rows], None, "zeros"
+            str(folder), f"tables/{number}", table, ROW_FORMATS[rows], None, default
         )
         tables[stem] = BundleTable([MappedRows(str(folder), entry)])
     with tables_left_out():
@@ -152,10 +155,10 @@ def contents_of(model: Model, folder: Path, rows: str = "float32") -> Contents:
 
 
 def check_rows_and_weights(
-    served: Layers, model: Model, folder: Path, rows: str = "float32"
+    served: Layers, model: Model, folder: Path, rows: str = "float32", default: str = "zeros"
 ) -> None:
     """What is served are the rows and the weights of a model, to the bit."""
-    contents_of(model, folder, rows).check(served)
+    contents_of(model, folder, rows, default).check(served)
 
 
 def answers(served: Layers, batch: dict[str, Tensor]) -> NDArray[np.float32]:

@@ -356,21 +356,22 @@ ACTIONS = st.one_of(
 @settings(max_examples=examples(4), deadline=None)
 @given(
     actions=st.lists(ACTIONS, min_size=3, max_size=25),
-    rows=st.sampled_from(["float32", "int8"]),
+    form=st.sampled_from([("float32", "zeros"), ("float32", "first"), ("int8", "zeros")]),
     untouched=st.sampled_from(["lazy", "exact"]),
     place=st.sampled_from(["memory", "ssd"]),
 )
 def test_any_training(
     tmp_path_factory: pytest.TempPathFactory,
     actions: list[tuple[str, Any]],
-    rows: str,
+    form: tuple[str, str],
     untouched: str,
     place: str,
 ) -> None:
+    rows, default = form
     folder = tmp_path_factory.mktemp("followed")
     run = Run(folder, place=place, untouched=untouched)
     run.save()
-    bundle = run.export(rows=rows)
+    bundle = run.export(rows=rows, default=default)
     with Follower(bundle, run.root, most_layers=2) as follower:
         for what, value in [*actions, ("save", "delta"), ("follow", 0)]:
             if what == "train":
@@ -392,5 +393,6 @@ def test_any_training(
                 follower.poll()
                 assert follower.poll() is None
                 follower.wait_for_merges()
-                check_rows_and_weights(served_from(bundle), run.loaded(), folder / "expected", rows)
+                now = run.loaded(), folder / "expected", rows, default
+                check_rows_and_weights(served_from(bundle), *now)
         follower.close()

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import runpy
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from starlette.testclient import TestClient
 from torch import Tensor, nn
 
 import hotbed as hb
+from hotbed.serve.bundles.defaults import DEFAULTS
 from hotbed.serve.bundles.row_formats import ROW_FORMATS
+from hotbed.serve.http.app import app_of
+from hotbed.serve.http.settings import ServeSettings
 
-READER = Path(__file__).resolve().parents[2] / "examples" / "serve" / "read_bundle.py"
-Bundle = runpy.run_path(str(READER))["Bundle"]
 B = 6
 FORMS = [*ROW_FORMATS]
 
@@ -25,8 +26,18 @@ def rounded(rows: Tensor, how: str) -> Tensor:
     return form.decoded(form.encoded(rows), rows.shape[1])
 
 
+def served_answers(bundle: Path, asked: dict[str, Tensor]) -> list[object]:
+    values = [leaf.tolist() for leaf in asked.values()]
+    samples = [dict(zip(asked, row, strict=True)) for row in zip(*values, strict=True)]
+    with TestClient(app_of(ServeSettings(bundle=str(bundle), name="bundle"))) as client:
+        answer = client.post("/v1/models/bundle:predict", json={"instances": samples})
+        assert answer.status_code == 200, answer.json()
+        return list(answer.json()["predictions"])
+
+
 @pytest.mark.parametrize("how", FORMS)
-def test_answers_are_those_of_the_bundle(how: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("default", DEFAULTS)
+def test_answers_are_those_of_the_bundle(how: str, default: str, tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = hb.models.DLRM(["user", "item"])
     sample = {
@@ -35,16 +46,17 @@ def test_answers_are_those_of_the_bundle(how: str, tmp_path: Path) -> None:
         "item": torch.randint(0, 50, (B,)),
     }
     model(sample)
-    few = hb.serve.quantized(model, how)
-    bundle = Bundle(hb.export(model, tmp_path / "bundle", sample=sample, rows=how))
+    few = hb.serve.quantized(model, how, default=default)
+    bundle = hb.export(model, tmp_path / "bundle", sample=sample, rows=how, default=default)
     asked = {**sample, "user": torch.tensor([10**9, *sample["user"][1:].tolist()])}
     with torch.no_grad():
-        (told,) = bundle.predict({name: leaf.tolist() for name, leaf in asked.items()}).values()
+        told = served_answers(bundle, asked)
         found = few(asked)
         np.testing.assert_allclose(found.numpy(), told, atol=1e-5, rtol=1e-5)
         whole = model.eval()(asked)
-    assert not torch.equal(found[:1], whole[:1])  # an id without row has a first value in training
-    assert torch.equal(found[1:], whole[1:]) == (how == "float32")
+    exact = how == "float32"
+    assert torch.equal(found[:1], whole[:1]) == (exact and default == "first")
+    assert torch.equal(found[1:], whole[1:]) == exact
 
 
 @pytest.mark.parametrize("how", FORMS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,10 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+import hotbed as hb
 from hotbed import _core
 from hotbed.errors import IdError
 from hotbed.serve import BundleError
 from hotbed.serve.bundles.bundle import LookupEntry, TableEntry
+from hotbed.serve.bundles.defaults import first_entry
 from hotbed.serve.bundles.reading import (
     BundleTable,
     MappedRows,
@@ -26,6 +29,8 @@ from hotbed.serve.bundles.reading import (
     vectors_of_all,
 )
 from hotbed.serve.bundles.row_formats import ROW_FORMATS
+from hotbed.table.live import LiveTable, live_table
+from hotbed.tables import DTYPES
 
 ISAS = ("base", "avx2", "avx512")
 COMBINERS = ("none", "sum", "mean", "sqrtn", "max")
@@ -46,6 +51,30 @@ class Layer(NamedTuple):
 
     mapped: MappedRows
     rows: dict[int, NDArray[np.float32]]
+    training: LiveTable | None
+    """Whose first values ids without row read; None: they read a vector."""
+
+
+INITS = (
+    hb.init.Uniform(-2, 3),
+    hb.init.Normal(0, 1),
+    hb.init.TruncatedNormal(1, 2),
+    hb.init.Ones(),
+)
+
+
+def trained_table(dim: int, draw: np.random.Generator) -> LiveTable:
+    """A dynamic table whose columns start as one thing or as two."""
+    init: Any = INITS[draw.integers(len(INITS))]
+    if dim > 1 and draw.random() < 0.5:
+        init = hb.init.Columns([(1, init), (dim - 1, INITS[draw.integers(len(INITS))])])
+    dtype = DTYPES[draw.integers(len(DTYPES))]
+    padding = int(draw.integers(-5, 5)) if draw.random() < 0.5 else None
+    table = hb.Table("t", dim, dtype=dtype, init=init, padding_idx=padding)
+    (handle,) = hb.EmbeddingCollection([table], seed=int(draw.integers(100))).parameters()
+    live = live_table(handle)
+    assert live is not None
+    return live
 
 
 def written(
@@ -55,6 +84,7 @@ def written(
     dim: int,
     ids: NDArray[np.int64] | int,
     draw: np.random.Generator,
+    training: LiveTable | None = None,
 ) -> Layer:
     """Write random rows. `ids`: rising, or of a static table how many."""
     count = ids if isinstance(ids, int) else len(ids)
@@ -79,13 +109,16 @@ def written(
     if form.scale_dtype is None:
         del parts["scales"]
     parts["default"] = draw.standard_normal(dim).astype(np.float32)
+    if training is not None:
+        del parts["default"]
+        about["first"] = json.loads(json.dumps(first_entry(training.spec, training.key)))
     if not isinstance(ids, int):
         parts["ids"] = ids
     for part, numbers in parts.items():
         np.save(folder / f"{name}.{part}.npy", numbers)
     known = range(count) if isinstance(ids, int) else ids.tolist()
     rows = {id_: row_of(parts, how, dim, at) for at, id_ in enumerate(known)}
-    return Layer(MappedRows(str(folder), about), rows)
+    return Layer(MappedRows(str(folder), about), rows, training)
 
 
 def row_of(parts: dict[str, NDArray[Any]], how: str, dim: int, at: int) -> NDArray[np.float32]:
@@ -104,7 +137,9 @@ def expected_row(layers: list[Layer], id_: int) -> NDArray[np.float32]:
     for layer in reversed(layers):
         if id_ in layer.rows:
             return layer.rows[id_]
-    return np.asarray(layers[0].mapped.default, np.float32)
+    if (training := layers[0].training) is not None:
+        return np.asarray(training.lookup([id_]).float()[0])
+    return np.asarray(layers[0].mapped.default.vector, np.float32)
 
 
 def combined(rows: list[NDArray[np.float32]], combiner: str, dim: int) -> NDArray[np.float32]:
@@ -143,12 +178,15 @@ def same_bits(found: NDArray[Any], wanted: NDArray[Any]) -> None:
     np.testing.assert_array_equal(np.signbit(found), np.signbit(wanted))
 
 
-def layers_of(folder: Path, draw: np.random.Generator, static: bool, mixed: bool) -> list[Layer]:
+def layers_of(
+    folder: Path, draw: np.random.Generator, static: bool, mixed: bool, first: bool
+) -> list[Layer]:
     """One to three layers, the first of a static or a dynamic table."""
     dim, how = int(draw.choice(DIMS)), str(draw.choice([*ROW_FORMATS]))
     count = int(draw.choice(COUNTS))
     room = count if static else 3 * max(COUNTS)
     layers = []
+    training = trained_table(dim, draw) if first and not static else None
     for number in range(int(draw.integers(1, 4))):
         if mixed:
             how = str(draw.choice([*ROW_FORMATS]))
@@ -156,7 +194,7 @@ def layers_of(folder: Path, draw: np.random.Generator, static: bool, mixed: bool
         if number or not static:
             some = min(room, count if number == 0 else int(draw.choice(COUNTS)))
             ids = np.sort(draw.choice(room, some, replace=False)) - (0 if static else 500)
-        layers.append(written(folder, str(number), how, dim, ids, draw))
+        layers.append(written(folder, str(number), how, dim, ids, draw, training))
     return layers
 
 
@@ -182,6 +220,7 @@ def asked_of(
     seed=st.integers(0, 2**32 - 1),
     static=st.booleans(),
     mixed=st.booleans(),
+    first=st.booleans(),
     padding=st.sampled_from([None, -1, 0, 3, 10**6, 2**62, -(2**63)]),
 )
 def test_vectors_have_the_bits_of_numpy(
@@ -189,10 +228,11 @@ def test_vectors_have_the_bits_of_numpy(
     seed: int,
     static: bool,
     mixed: bool,
+    first: bool,
     padding: int | None,
 ) -> None:
     draw = np.random.default_rng(seed)
-    layers = layers_of(tmp_path_factory.mktemp("rows"), draw, static, mixed)
+    layers = layers_of(tmp_path_factory.mktemp("rows"), draw, static, mixed, first)
     table = BundleTable([layer.mapped for layer in layers])
     dim = table.about["dim"]
     lookups, wanted = [], []
@@ -306,7 +346,7 @@ def test_ids_of_a_damaged_file_stay_inside(tmp_path: Path, isa: str) -> None:
         }
         for at, id_ in enumerate(ids.tolist()):
             by_id.setdefault(id_, []).append(row_of(raw, "int4", 6, at).tobytes())
-        default = np.asarray(layer.mapped.default).tobytes()
+        default = np.asarray(layer.mapped.default.vector).tobytes()
         for id_, row in zip(asked.tolist(), rows, strict=True):
             assert row.tobytes() in [default, *by_id.get(id_, [])]
 
@@ -343,6 +383,9 @@ def test_the_core_refuses_arrays_that_do_not_fit() -> None:
         _core.ServedTable([(0, rows.ravel()[:-1], None, None)], default, 2)
     with pytest.raises(ValueError, match="different numbers of rows"):
         _core.ServedTable([(0, rows, None, np.arange(2))], default, None)
+    for bands in ([], [(0, 0, 0.0, 0.0, 0.0, 0.0)], [(-4, 0, 0.0, 0.0, 0.0, 0.0)]):
+        with pytest.raises(ValueError, match="no numbers"):
+            _core.ServedTable([(0, rows, None, None)], (bands, 1, None, _core.DType.f32), None)
     with pytest.raises(ValueError, match="fewer rows than ids"):
         _core.ServedTable([(0, rows, None, None)], default, 4)
     with pytest.raises(ValueError, match="stored as"):

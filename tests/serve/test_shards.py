@@ -71,7 +71,8 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
         sample = {"user": torch.randint(-(1 << 62), 1 << 62, (50,)), "city": bags(50, 40)}
         sample["seen"] = bags(50, 99)
         model(sample)
-    return hb.export(model, tmp_path_factory.mktemp("shards") / "bundle", sample=sample)
+    folder = tmp_path_factory.mktemp("shards") / "bundle"
+    return hb.export(model, folder, sample=sample, default="first")
 
 
 def requests_of(bundle: Path, count: int) -> list[dict[str, Any]]:

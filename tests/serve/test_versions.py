@@ -18,6 +18,7 @@ from serve.followed_runs import Run, check_rows_and_weights, rows_in, served_fro
 from hotbed import _core
 from hotbed.serve import BundleError
 from hotbed.serve.bundles.bundle import FileEntry, TableEntry
+from hotbed.serve.bundles.defaults import OneVector
 from hotbed.serve.bundles.layers import NewLayer, StoredRows, merge_layers
 from hotbed.serve.bundles.manifests import files_in
 from hotbed.serve.bundles.versions import current, open_layers, pin, pinned, unpin, versions_of
@@ -259,7 +260,7 @@ def layer_of(folder: Path, number: int, rows: dict[int, int]) -> Layer:
             ids = np.array([*rows][begin : begin + 2])
             bits = np.array([[rows[each]] * 11 for each in ids.tolist()], np.uint8)
             new.add(ids, bits)
-        entry = new.finish(np.zeros(3, np.float32))
+        entry = new.finish(OneVector(np.zeros(3, np.float32)))
     assert entry is not None and [*folder.rglob("*.unsorted")] == []
     return Layer(str(folder), entry)
 
@@ -296,7 +297,7 @@ def test_an_empty_layer_is_none(tmp_path: Path) -> None:
     (tmp_path / "tables").mkdir()
     with NewLayer(str(tmp_path), "tables/0.1", BASE) as new:
         new.add(np.empty(0, np.int64), np.empty((0, 11), np.uint8))
-        assert new.finish(np.zeros(3, np.float32)) is None
+        assert new.finish(OneVector(np.zeros(3, np.float32))) is None
     assert [*tmp_path.rglob("*.npy")] == []
 
 

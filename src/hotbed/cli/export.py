@@ -32,7 +32,9 @@ def export(
     default: Annotated[
         str,
         typer.Option(
-            metavar="zeros|mean", help="The vector of an id without row: zeros, or the rows' mean."
+            metavar="zeros|mean|first",
+            help="The vector of an id without row: zeros, the rows' mean, or the first values that it has "
+            "in training (for `hotbed serve` alone).",
         ),
     ] = "zeros",
     standalone: Annotated[

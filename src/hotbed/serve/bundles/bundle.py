@@ -11,7 +11,7 @@
         tables/N.ids.npy         of a dynamic table: ids, rising
         tables/N.rows.npy        rows, in the order of the ids
         tables/N.scales.npy      of rows in few bits: scale and offset of each
-        tables/N.default.npy     the vector of an id without row
+        tables/N.default.npy     the vector of an id without row, unless that reads first values
         tables/N.only.npy        of a dynamic table of which some ids were asked for: these, rising
         topk/user.onnx           of a two-tower model: the users' tower, divided by the temperature
         topk/item.onnx           the items' tower
@@ -53,6 +53,7 @@ __all__ = [
     "Bundle",
     "ExportError",
     "FileEntry",
+    "FirstEntry",
     "InputEntry",
     "ItemFeatureEntry",
     "LookupEntry",
@@ -108,6 +109,29 @@ class FileEntry(TypedDict):
     """Of all of it, in eight hexadecimal digits."""
 
 
+class BandEntry(TypedDict):
+    """Consecutive columns that start from one distribution."""
+
+    end: int
+    """The column before which they end."""
+    kind: str
+    """Of `hotbed.init.Kind`."""
+    numbers: list[float]
+    """The distribution's four."""
+
+
+class FirstEntry(TypedDict):
+    """First values of the rows of a table: those of its training, see `hotbed.init`."""
+
+    key: str
+    """Of the table, in 16 hexadecimal digits."""
+    bands: list[BandEntry]
+    padding_idx: int | None
+    """The row of this id is zeros."""
+    dtype: str
+    """Of the table in training, to which they are rounded."""
+
+
 class TableEntry(TypedDict):
     """A table, as its rows lie in the bundle."""
 
@@ -120,6 +144,8 @@ class TableEntry(TypedDict):
     """True: ids are 0 to `rows` - 1. False: any int64; those without a row have the default vector."""
     stored_as: str
     """float32, float16, int8 or int4."""
+    first: NotRequired[FirstEntry]
+    """Of a dynamic table: ids without row read first values, and there is no file with their default."""
 
 
 class InputEntry(TypedDict):

@@ -7,15 +7,24 @@ from collections.abc import Sequence
 from types import TracebackType
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from hotbed.serve.bundles.bundle import TableEntry
+from hotbed.serve.bundles.defaults import Default
 from hotbed.serve.bundles.mapped import found_in, new_mapped
 from hotbed.serve.bundles.reading import MappedRows
-from hotbed.serve.bundles.row_formats import ROW_FORMATS
+from hotbed.serve.bundles.row_formats import ROW_FORMATS, Stored
 
-__all__ = ["NewLayer", "StoredRows", "bytes_of_row", "encoded_bits", "merge_layers"]
+__all__ = [
+    "NewLayer",
+    "StoredRows",
+    "bytes_of_row",
+    "decoded_bits",
+    "encoded_bits",
+    "merge_layers",
+]
 
 AT_ONCE = 1 << 16
 """Rows that are copied in one go."""
@@ -56,6 +65,19 @@ def encoded_bits(about: TableEntry, weights: Tensor) -> NDArray[np.uint8]:
     return _bits(stored.rows.numpy(), None if stored.scales is None else stored.scales.numpy())
 
 
+def decoded_bits(about: TableEntry, bits: NDArray[np.uint8]) -> NDArray[np.float32]:
+    """Return the (n, dim) rows that are read of (n, bytes) as a table stores them."""
+    how = ROW_FORMATS[about["stored_as"]]
+    split = how.columns(about["dim"]) * np.dtype(how.dtype).itemsize
+    rows, scales = np.ascontiguousarray(bits[:, :split]).view(how.dtype), None
+    if how.scale_dtype is not None:
+        scales = torch.from_numpy(np.ascontiguousarray(bits[:, split:]).view(how.scale_dtype))
+    found: NDArray[np.float32] = how.decoded(
+        Stored(torch.from_numpy(rows), scales), about["dim"]
+    ).numpy()
+    return found
+
+
 class NewLayer:
     """A layer that is being written: rows come in any order, each once, and take 16 bytes each in memory. It
     is used by a ``with`` statement, at the end of which nothing is left but what `finish` has written.
@@ -91,11 +113,11 @@ class NewLayer:
             self._ids.append(ids.copy())
             self._unsorted.write(np.ascontiguousarray(bits).data)
 
-    def finish(self, default: NDArray[np.generic]) -> TableEntry | None:
+    def finish(self, default: Default) -> TableEntry | None:
         """Write the layer. Returns its entry in the manifest; None, and nothing is written: it has no rows.
 
         Args:
-            default: (dim,) float32, of the table.
+            default: of the table.
         """
         if not self._ids:
             return None
@@ -132,10 +154,11 @@ class _LayerFiles:
             scales = np.ascontiguousarray(bits[:, self._split :])
             self._scales[some] = scales.view(np.dtype(self._scale_dtype))
 
-    def finish(self, ids: NDArray[np.int64], default: NDArray[np.generic]) -> TableEntry:
+    def finish(self, ids: NDArray[np.int64], default: Default) -> TableEntry:
         """Write the rest."""
         np.save(f"{self._prefix}.ids.npy", ids)
-        np.save(f"{self._prefix}.default.npy", default)
+        if default.vector is not None:
+            np.save(f"{self._prefix}.default.npy", default.vector)
         return self._entry
 
 
@@ -169,4 +192,4 @@ def merge_layers(folder: str, files: str, layers: Sequence[StoredRows]) -> Table
             end, layer = ends[number], newest_first[number]
             bits[own] = layer.bits(some[own] - (end - len(layer)))
         write.rows(slice(begin, begin + len(some)), bits)
-    return write.finish(ids, np.asarray(layers[-1].default))
+    return write.finish(ids, layers[-1].default)

@@ -13,6 +13,7 @@ from numpy.typing import DTypeLike, NDArray
 from hotbed import _core
 from hotbed.errors import IdError
 from hotbed.serve.bundles.bundle import BundleError, LookupEntry, TableEntry
+from hotbed.serve.bundles.defaults import Default, FirstValues, OneVector
 from hotbed.serve.bundles.mapped import mapped
 from hotbed.serve.bundles.row_formats import ROW_FORMATS
 
@@ -50,8 +51,12 @@ class MappedRows:
         how, count, dim = ROW_FORMATS[about["stored_as"]], about["rows"], about["dim"]
         self.rows = self._mapped("rows", how.dtype, (count, how.columns(dim)))
         """(rows, columns), as they are stored."""
-        self.default = self._mapped("default", np.float32, (dim,))
-        """(dim,) float32"""
+        self.default: Default
+        """Of ids without row."""
+        if (first := about.get("first")) is not None:
+            self.default = FirstValues(first, dim)
+        else:
+            self.default = OneVector(self._mapped("default", np.float32, (dim,)))
         self.scales = None
         """(rows, 2): scale and offset, of rows in few bits."""
         if how.scale_dtype is not None:
@@ -61,7 +66,8 @@ class MappedRows:
 
     def arrays(self) -> dict[str, NDArray[np.generic]]:
         """Return the arrays that there are, by the names of their files: rows, default, scales and ids."""
-        found = {"rows": self.rows, "default": self.default, "scales": self.scales, "ids": self.ids}
+        default = self.default.vector
+        found = {"rows": self.rows, "default": default, "scales": self.scales, "ids": self.ids}
         return {part: each for part, each in found.items() if each is not None}
 
     def _mapped(self, part: str, dtype: DTypeLike, shape: tuple[int, ...]) -> NDArray[np.generic]:
@@ -101,7 +107,7 @@ class BundleTable:
                 (STORED_AS[each.about["stored_as"]], each.rows, each.scales, each.ids)
                 for each in self.layers
             ],
-            self.layers[0].default,
+            self.layers[0].default.core,
             about["rows"] if about["static"] else None,
         )
 

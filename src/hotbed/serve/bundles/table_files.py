@@ -12,15 +12,13 @@ from torch import Tensor
 
 from hotbed.errors import PlanError
 from hotbed.serve.bundles.bundle import ExportError, TableEntry
+from hotbed.serve.bundles.defaults import DEFAULTS, first_entry
 from hotbed.serve.bundles.mapped import new_mapped
 from hotbed.serve.bundles.row_formats import ROW_FORMATS, RowFormat
 from hotbed.table.live import LiveTable
 from hotbed.table.records import rows_of_widths
 
-__all__ = ["DEFAULTS", "check_forms", "write_table"]
-
-DEFAULTS = ("zeros", "mean")
-"""Vectors that an id without row may have."""
+__all__ = ["check_forms", "write_table"]
 
 
 def check_forms(rows: str, default: str) -> None:
@@ -45,7 +43,7 @@ def write_table(
     Args:
         files: what the names of its files begin with.
         only: (n,) int64, rising: of a dynamic table, ids whose rows are wanted. None: all.
-        default: "zeros" or "mean", of the rows that are written.
+        default: "zeros", "mean" (of the rows that are written) or "first".
 
     Raises:
         ExportError: a number is not finite.
@@ -72,20 +70,24 @@ def write_table(
         if scales is not None and stored.scales is not None:
             scales[at] = stored.scales.numpy()
         total += weights.double().sum(0)
-    mean = default == "mean" and count > 0
-    vector = (total / count).float() if mean else torch.zeros(spec.dim)
-    _new(folder, files, "default", np.float32, (spec.dim,))[:] = vector.numpy()
-    if ids is not None:
-        _new(folder, files, "ids", np.int64, (count,))[:] = ids.numpy()
-    if only is not None:
-        _new(folder, files, "only", np.int64, (len(only),))[:] = only.numpy()
-    return {
+    entry: TableEntry = {
         "files": files,
         "dim": spec.dim,
         "rows": count,
         "static": ids is None,
         "stored_as": how.name,
     }
+    if default == "first" and ids is not None:
+        entry["first"] = first_entry(spec, table.key)
+    else:
+        mean = default == "mean" and count > 0
+        vector = (total / count).float() if mean else torch.zeros(spec.dim)
+        _new(folder, files, "default", np.float32, (spec.dim,))[:] = vector.numpy()
+    if ids is not None:
+        _new(folder, files, "ids", np.int64, (count,))[:] = ids.numpy()
+    if only is not None:
+        _new(folder, files, "only", np.int64, (len(only),))[:] = only.numpy()
+    return entry
 
 
 def _some(ids: Tensor | None) -> Tensor:

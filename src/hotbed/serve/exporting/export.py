@@ -102,7 +102,8 @@ def export(
         sample: a batch of at least two samples, as ``model(sample)`` takes it; a tuple: several arguments.
         rows: "float32", "float16", "int8" or "int4"; see `hotbed.serve.bundles.row_formats`.
         tables: ids of dynamic tables by their names in the model's state_dict, whose rows alone are written.
-        default: the vector of an id without row: "zeros", or the "mean" of the table's rows.
+        default: the vector of an id without row: "zeros", the "mean" of the table's rows, or the "first"
+            values that it has in training, which Hotbed itself computes: `standalone` and NumPy cannot.
         program: whether the dense part is written as a `torch.export` program, too. It is a pickle.
         standalone: whether dense part and tables are written as one ONNX model, too, which onnxruntime serves
             alone.
@@ -116,7 +117,7 @@ def export(
 
     Raises:
         ExportError: the model computes ids, or does with vectors what no program can; the layer is named. Or
-            there is no such kind of rows or default.
+            there is no such kind of rows or default; or `standalone` is to read first values.
         TableError: there is no such table.
         BundleError: something else is at `path`.
         ImportError: ``pip install 'hotbed[export]'``.
@@ -152,6 +153,12 @@ def export_checkpoint(
     """Write a model as a bundle, as `export`."""
     target = _target(path, rows, default)
     stems = {table: stem for stem, table in tables_of(model).items()}
+    dynamic = [stem for table, stem in stems.items() if table.spec.rows is None]
+    if standalone and default == "first" and dynamic:
+        raise ExportError(
+            f"Hotbed itself computes the first values of table {dynamic[0]!r}, and standalone.onnx runs "
+            'without it. Pass default="zeros" or "mean", or leave standalone out.'
+        )
     only = _only(tables, {stem: table.spec.rows for table, stem in stems.items()})
     with _ONE_AT_A_TIME:
         traced = traced_of(model, sample if isinstance(sample, tuple) else (sample,))

@@ -162,7 +162,7 @@ def _rows(nodes: Nodes, table: MappedRows, ids: str) -> str:
         return _decoded(
             nodes, table, nodes.add("Where", is_below, nodes.number(about["rows"], np.int64), ids)
         )
-    default = nodes.stored(f"{about['files']}.default.npy", table.default)
+    default = nodes.stored(f"{about['files']}.default.npy", table.arrays()["default"])
     if not about["rows"]:
         size = nodes.numbers(about["dim"])
         shape = nodes.add("Concat", nodes.add("Shape", ids), size, axis=0)

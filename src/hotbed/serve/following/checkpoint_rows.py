@@ -21,7 +21,14 @@ from hotbed.checkpoint.single import differs
 from hotbed.checkpoint.tables import table_of
 from hotbed.collection import EmbeddingCollection
 from hotbed.serve.bundles.bundle import BundleError, TableEntry
-from hotbed.serve.bundles.layers import AT_ONCE, NewLayer, StoredRows, encoded_bits
+from hotbed.serve.bundles.defaults import Default
+from hotbed.serve.bundles.layers import (
+    AT_ONCE,
+    NewLayer,
+    StoredRows,
+    decoded_bits,
+    encoded_bits,
+)
 from hotbed.serve.bundles.mapped import found_in
 from hotbed.table.live import LiveTable, live_table
 
@@ -46,21 +53,28 @@ class ServedTable(NamedTuple):
             return np.ones(len(ids), np.bool_)
         return found_in(self.only, ids)[1]
 
-    def differ(
-        self, ids: NDArray[np.int64], bits: NDArray[np.uint8], default: NDArray[np.uint8]
-    ) -> NDArray[np.bool_]:
-        """Return a mask of (n,) ids: True where (n, bytes) rows are others than those that are served.
+    @property
+    def default(self) -> Default:
+        return self.layers[0].default
 
-        Args:
-            default: (bytes,) of an id that has no row.
-        """
-        served = np.broadcast_to(default, bits.shape).copy()
-        rest = np.arange(len(ids))
+    def have_rows(self, ids: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Return a mask of (n,) ids: True for those that have a row."""
+        mask = np.zeros(len(ids), np.bool_)
+        for layer in self.layers:
+            mask |= layer.find(ids)[1]
+        return mask
+
+    def differ(self, ids: NDArray[np.int64], bits: NDArray[np.uint8]) -> NDArray[np.bool_]:
+        """Return a mask of (n,) ids: True where (n, bytes) rows are others than those that are served."""
+        mask, rest = np.empty(len(ids), np.bool_), np.arange(len(ids))
         for layer in reversed(self.layers):
             at, there = layer.find(ids[rest])
-            served[rest[there]] = layer.bits(at[there])
+            mask[rest[there]] = (layer.bits(at[there]) != bits[rest[there]]).any(1)
             rest = rest[~there]
-        mask: NDArray[np.bool_] = (served != bits).any(1)
+        # A default is read as it is, and would not be in few bits.
+        read = decoded_bits(self.about, bits[rest])
+        default = np.ascontiguousarray(self.default.rows(ids[rest]))
+        mask[rest] = (read.view(np.int32) != default.view(np.int32)).any(1)
         return mask
 
 
@@ -182,8 +196,6 @@ def write_changes(
         OSError: it cannot be written.
     """
     about = served.about
-    vector = np.asarray(served.layers[0].default)
-    default = encoded_bits(about, torch.from_numpy(vector.copy())[None])[0]
     seen = [np.zeros(len(layer), np.bool_) for layer in served.layers if table.is_whole]
     given: list[NDArray[np.int64]] = []
     with NewLayer(folder, files, about) as layer:
@@ -202,18 +214,21 @@ def write_changes(
             bits = encoded_bits(about, weights)
             new = served.is_wanted(ids)
             if table.is_whole:  # else they have changed, and are not looked for
-                new[new] = served.differ(ids[new], bits[new], default)
+                new[new] = served.differ(ids[new], bits[new])
             layer.add(ids[new], bits[new])
         gone = _unseen(served, seen) if table.is_whole else _removed(table, given)
         for begin in range(0, len(gone), AT_ONCE):
             ids = gone[begin : begin + AT_ONCE]
-            bits = np.broadcast_to(default, (len(ids), len(default)))
-            if about["static"]:
-                bits = encoded_bits(about, table.first_rows(ids))
-            new = served.is_wanted(ids)
-            new[new] = served.differ(ids[new], bits[new], default)
+            ids = ids[served.is_wanted(ids) & served.have_rows(ids)]
+            rows = table.first_rows(ids) if about["static"] else _tensor(served.default.rows(ids))
+            bits = encoded_bits(about, rows)
+            new = served.differ(ids, bits)
             layer.add(ids[new], bits[new])
-        return layer.finish(vector)
+        return layer.finish(served.default)
+
+
+def _tensor(rows: NDArray[np.float32]) -> Tensor:
+    return torch.from_numpy(np.array(rows))
 
 
 def _unseen(served: ServedTable, seen: Sequence[NDArray[np.bool_]]) -> NDArray[np.int64]:
