@@ -197,27 +197,20 @@ class _Ids:
     """Which ids may be asked with."""
 
     def __init__(self, lookups: Sequence[LookupEntry], bundle: Bundle) -> None:
-        tables = [(each, bundle["tables"][each["table"]]) for each in lookups]
-        self._rows = min((about["rows"] for _, about in tables if about["static"]), default=None)
-        paddings = {each["padding_idx"] for each, about in tables if about["static"]}
-        self._padding = paddings.pop() if len(paddings) == 1 else None
+        tables = [bundle["tables"][each["table"]] for each in lookups]
+        self._rows = min((about["rows"] for about in tables if about["static"]), default=None)
 
     def schema(self, dtype: np.iinfo) -> dict[str, object]:
-        """Return what JSON Schema says of an id, of a type; the padding id may lie apart from others."""
+        """Return what JSON Schema says of an id, of a type."""
         if self._rows is None:
             return {"minimum": int(dtype.min), "maximum": int(dtype.max)}
-        rows: dict[str, object] = {"minimum": 0, "maximum": min(self._rows - 1, int(dtype.max))}
-        if self._padding is None or 0 <= self._padding < self._rows:
-            return rows
-        return {"anyOf": [rows, {"const": self._padding}]}
+        return {"minimum": 0, "maximum": min(self._rows - 1, int(dtype.max))}
 
     def check(self, name: str, ids: NDArray[np.int64]) -> None:
         """Raise RequestError if one is out of range."""
         if self._rows is None or not len(ids):
             return
-        if self._padding is not None:
-            ids = ids[ids != self._padding]
-        if len(ids) and not (0 <= ids.min() and ids.max() < self._rows):
+        if not 0 <= ids.min() <= ids.max() < self._rows:
             bad = int(ids[(ids < 0) | (ids >= self._rows)][0])
             raise wrong(name, f"id {bad} is out of range: there are {self._rows} rows, from 0.")
 
