@@ -86,8 +86,8 @@ TESTS = {
     "resolve/test_lookahead_changes.py resolve/test_small_budgets.py resolve/test_folder.py",
     **dict.fromkeys(
         ("places/device", "places/tiered_device", "places/by_kernels"),
-        "device/test_whole_tables.py device/test_refused_steps.py device/test_mixed_places.py "
-        "device/test_device_tiers.py",
+        "device/test_side.py device/test_whole_tables.py device/test_refused_steps.py "
+        "device/test_mixed_places.py device/test_in_torch.py device/test_device_tiers.py",
     ),
     "optim": "optim/test_arguments.py optim/test_clip.py optim/test_lazy_adam.py optim/test_untouched.py "
     "optim/test_fused.py optim/test_optimizers.py optim/test_saving.py optim/test_guards.py "
@@ -138,8 +138,20 @@ TESTS = {
         "dist/test_scaling.py dist/test_out_of_step.py",
     ),
     **dict.fromkeys(
-        ("dist/by_machine", "dist/machines"),
+        ("dist/by_machine", "dist/machines", "dist/mixed_wire"),
         "dist/test_by_machine.py dist/test_exchanged_messages.py",
+    ),
+    **dict.fromkeys(
+        ("dist/hosts", "dist/hosts_ahead", "dist/served", "dist/serving"),
+        "dist/test_memory_hosts.py dist/test_hosts_ahead.py dist/test_memory_host_errors.py",
+    ),
+    **dict.fromkeys(
+        ("dist/prefetch", "dist/rounds"),
+        "dist/test_rows_ahead.py dist/test_lookahead_on_ranks.py dist/test_owned_ahead.py "
+        "dist/test_hosts_ahead.py",
+    ),
+    **dict.fromkeys(
+        ("dist/owned", "dist/whole_batches"), "dist/test_owned.py dist/test_owned_ahead.py"
     ),
     **dict.fromkeys(
         ("dist/averaging", "dist/dense", "dist/distribute"),
