@@ -25,7 +25,7 @@ from hotbed.serve.http.settings import ServeSettings
 
 
 class Kinds(nn.Module):
-    """One input, of narrow ids, and outputs of all types."""
+    """One input, of narrow ids, and outputs of all types, one of them not finite where no id has a row."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -34,7 +34,8 @@ class Kinds(nn.Module):
     def forward(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
         found = self.vectors(batch)["a/b"]
         kinds = {"bool": found > 0, "whole": (10 * found).long(), "half": found.half()}
-        return {**kinds, "sum": found.sum(1), "double": found.double()}
+        log = found.abs().sum(1).log()
+        return {**kinds, "sum": found.sum(1), "double": found.double(), "log": log}
 
 
 class Rows(nn.Module):
