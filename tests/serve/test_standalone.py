@@ -324,6 +324,24 @@ def test_the_bundle_lists_it_and_is_served(tmp_path: Path) -> None:
     assert not (path / "standalone.onnx").exists()
 
 
+class Judging(nn.Module):
+    """Answers with what numbers can be made into."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.vectors = hb.EmbeddingCollection([hb.Table("id", 3)], seed=1)
+
+    def forward(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        found = self.vectors(batch)["id"]
+        return {"bool": found > 0, "whole": (99 * found).to(torch.uint8), "half": found.half()}
+
+
+def test_answers_of_all_types(tmp_path: Path) -> None:
+    model, sample = Judging(), {"id": torch.arange(B)}
+    model.vectors.assign("id", sample["id"], torch.rand(B, 3))
+    check_alike(hb.export(model, tmp_path / "b", sample=sample, standalone=True), sample)
+
+
 def test_answers_that_differ_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = Towers([hb.Table("a", 4)])
     sample = {"a": torch.arange(B), "x": torch.rand(B, 2)}

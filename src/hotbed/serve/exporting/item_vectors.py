@@ -29,6 +29,7 @@ from hotbed.serve.bundles.item_tower import FeatureIds, ItemTower, write_feature
 from hotbed.serve.bundles.reading import BundleTable
 from hotbed.serve.bundles.sessions import session_of
 from hotbed.serve.exporting.asking import ids_of
+from hotbed.serve.exporting.comparing import TOLERANCE, apart
 from hotbed.serve.exporting.dense import Leaves, named_outputs, onnx_of, parameters_of, program_of
 from hotbed.serve.exporting.lookups import Recorded, WithoutTables
 
@@ -36,8 +37,6 @@ __all__ = ["Items", "Towers", "WrittenItems", "towers_of", "write_items"]
 
 Items = Iterable[Mapping[str, Tensor]]
 """Batches with the features of items."""
-_TOLERANCE = 1e-5
-"""Of products of vectors beside the model's scores, absolute and relative to the largest."""
 
 
 class _Onnx(NamedTuple):
@@ -151,11 +150,9 @@ def _compare(towers: Towers, leaves: Leaves, found: Recorded) -> None:
     looked_up = {name: vectors[name].detach().cpu().numpy() for name in names}
     items = ItemTower(towers.item.model, towers.lookups).of(looked_up)
     outputs = [*named_outputs(found.outputs).values()]
-    expected = outputs[0].detach().float().cpu()
     scores = torch.from_numpy(users).mul(torch.from_numpy(items)).sum(1)
-    same = len(outputs) == 1 and scores.shape == expected.shape
-    away = float((scores - expected).abs().max()) if same else float("nan")
-    if not away <= _TOLERANCE * max(1.0, float(expected.abs().max())):
+    away = apart(scores, outputs[0]) if len(outputs) == 1 else float("nan")
+    if not away <= TOLERANCE:
         raise ExportError(
             f"Products of users' and items' vectors are not the scores that the model answers, by {away:.3g}."
         )

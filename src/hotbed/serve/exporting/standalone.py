@@ -14,6 +14,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from hotbed.serve.bundles.bundle import (
@@ -26,6 +27,7 @@ from hotbed.serve.bundles.bundle import (
 )
 from hotbed.serve.bundles.reading import MappedRows
 from hotbed.serve.bundles.sessions import session_of
+from hotbed.serve.exporting.comparing import TOLERANCE, apart
 from hotbed.serve.exporting.onnx_lookups import Asked, OneId, Ragged, Rectangular, lookup_of
 from hotbed.serve.exporting.onnx_nodes import Nodes, OnnxModel, OnnxValue, rename
 
@@ -33,8 +35,6 @@ __all__ = ["write_standalone"]
 
 INSIDE = 2**31 - 2**20
 """The most bytes of the file: protobuf reads none of 2 GiB. Beyond, the tables' files are read beside it."""
-TOLERANCE = 1e-5
-"""Between its answers and the bundle's: absolute, and relative to the largest."""
 
 
 def write_standalone(
@@ -176,9 +176,8 @@ def _compare(path: str, folder: str, inputs: Sequence[InputEntry], ragged: Colle
     names = [*sample["predictions"][0]]
     for name, answer in zip(names, session_of(path).run(names, fed), strict=True):
         expected = np.asarray([row[name] for row in sample["predictions"]], answer.dtype)
-        same = answer.shape == expected.shape
-        away = float(np.abs(answer - expected).max(initial=0)) if same else float("nan")
-        if not away <= TOLERANCE * max(1.0, float(np.abs(expected).max(initial=0))):
+        away = apart(torch.from_numpy(answer), torch.from_numpy(expected))
+        if not away <= TOLERANCE:
             raise ExportError(
                 f"{STANDALONE} answers {name!r} of the sample otherwise than the bundle, by {away:.3g}. "
                 "Export without standalone, and report it."

@@ -13,6 +13,7 @@ from hotbed.jagged import Jagged
 from hotbed.serve.bundles.bundle import ExportError
 from hotbed.serve.bundles.sessions import Session, session_of
 from hotbed.serve.exporting.asking import check_samples, samples_at
+from hotbed.serve.exporting.comparing import TOLERANCE, apart
 from hotbed.serve.exporting.dense import (
     Leaves,
     leaves_of,
@@ -26,10 +27,8 @@ from hotbed.serve.exporting.onnx_nodes import OnnxModel
 
 __all__ = ["Traced", "answered_by", "traced_of"]
 
-TOLERANCE = 1e-5
-"""Of the answers of onnxruntime, beside those of torch: absolute, and relative to the largest."""
 _TOLERANCES = {torch.float16: 5e-3, torch.bfloat16: 4e-2}
-"""In its place where such numbers are computed with: five times what one is rounded by."""
+"""In place of `TOLERANCE` where such numbers are computed with: five times what one is rounded by."""
 
 
 class Traced(NamedTuple):
@@ -99,14 +98,14 @@ def _program(bare: WithoutTables, leaves: Leaves, found: Recorded) -> Traced:
         given |= {lookup.input: lookup.vectors for lookup in again.lookups}
         wanted = named_outputs(again.outputs)
         for name, answer in answered_by(session, given, [*wanted]).items():
-            away = _apart(answer, wanted[name])
+            away = apart(answer, wanted[name])
             difference = max(difference, away)
             if not away <= bound:
                 raise ExportError(
                     f"The dense part answers {name!r} otherwise than the model, by {away:.3g}, with "
                     f"{len(at)} of {count} samples. Is something random, or fixed to how many there are?"
                 )
-            if not _apart(wanted[name], outputs[name][at.to(outputs[name].device)]) <= bound:
+            if not apart(wanted[name], outputs[name][at.to(outputs[name].device)]) <= bound:
                 raise ExportError(
                     f"The model answers {name!r} of a sample otherwise where there are others beside it, "
                     "and a server answers several requests at once. Have each sample answered by itself."
@@ -122,16 +121,6 @@ def _narrowest(tensors: Sequence[Tensor]) -> torch.dtype:
     """Return the type of floating-point numbers with the fewest bits."""
     dtypes = [each.dtype for each in tensors if each.is_floating_point()]
     return min(dtypes, key=lambda dtype: dtype.itemsize, default=torch.float32)
-
-
-def _apart(found: Tensor, expected: Tensor) -> float:
-    """Return the largest difference, over 1 or the largest number expected; nan where shapes differ."""
-    if found.shape != expected.shape:
-        return float("nan")
-    one, other = (each.detach().cpu().double() for each in (found, expected))
-    if not one.numel():
-        return 0.0
-    return float((one - other).abs().max()) / max(1.0, float(other.abs().max()))
 
 
 def _is_alike(one: object, other: object) -> bool:
