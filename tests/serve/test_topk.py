@@ -322,6 +322,14 @@ def test_wrong_requests(
     assert client.post("/v1/models/other:topk", json={}).status_code == 404
 
 
+def test_where_searches_wait_too_long_no_body_is_read(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert client.post(TOPK, content=b"no JSON").status_code == 400
+    monkeypatch.setattr("hotbed.serve.http.batching._Seconds.of", lambda *_: 1e9)
+    assert client.post(TOPK, content=b"no JSON").status_code == 503
+
+
 def test_a_table_without_rows(tmp_path: Path) -> None:
     model = hb.models.TwoTower(["user", "item"], dim=4).eval()
     sample = {"user": torch.arange(6), "item": torch.arange(6)}

@@ -71,6 +71,7 @@ class Paths:
 
     async def topk(self, request: Request) -> Response:
         model = self._model(request)
+        self._server.searches.check()
         body = await json_of(request, self._server.limits)
         if isinstance(model.topk, NoItems):
             raise RequestError(*model.topk)

@@ -39,7 +39,7 @@ class Server:
         self.metrics = Metrics()
         self._rows = _rows_of(settings)
         self.batcher = Batcher(self._rows, self.limits, self.metrics)
-        self._searches = Batcher(self._rows, self.limits, self.metrics)
+        self.searches = Batcher(self._rows, self.limits, self.metrics)
         """Apart, as a search of all items may take longer than many answers."""
         self.tokens = [token.encode("latin-1") for token in settings.tokens]
         self.model = self._opened(current(settings.bundle))
@@ -80,7 +80,7 @@ class Server:
         Raises:
             RequestError: there is too much to do, or they were not answered in time.
         """
-        batcher = self.batcher if isinstance(model, ServedModel) else self._searches
+        batcher = self.batcher if isinstance(model, ServedModel) else self.searches
         found = await batcher.answers(model, parts, samples)
         self.metrics.samples.inc(samples)
         return found
