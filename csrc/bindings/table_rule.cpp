@@ -80,7 +80,9 @@ void bind_table_rule(nb::module_& module) {
           },
           "history"_a, "Starts over with what `history` gave.")
       .def_prop_ro("last", &TableRule::last)
-      .def_prop_ro("base", [](const TableRule& rule) { return numbers(rule.base()); });
+      .def_prop_ro("base", [](const TableRule& rule) { return numbers(rule.base()); })
+      .def_prop_ro("has_moved_untouched", &TableRule::has_moved_untouched,
+                   "True if its steps changed the weights of rows that no batch had.");
 
   nb::class_<Step>(module, "Step",
                    "One step over tables, given as (rule, slots, gradient rows, count, "

@@ -3,7 +3,7 @@
 #include <omp.h>
 
 #include <algorithm>
-#include <atomic>
+#include <exception>
 #include <memory>
 #include <stdexcept>
 #include <utility>
@@ -258,11 +258,18 @@ std::optional<RefusedId> look_up(const std::vector<ServedLookup>& lookups) {
   }
   std::vector<int64_t> refused_at(pieces.size(), -1);
   bool is_parallel = pieces.size() > 1 && elements > kSerialElements;
+  std::exception_ptr failed;  // none may leave the region
 #pragma omp parallel for schedule(dynamic) if (is_parallel)
   for (size_t i = 0; i < pieces.size(); ++i) {
     int64_t l = pieces[i].lookup;
-    refused_at[i] = look_up_piece(lookups[l], pieces[i], located.of_lookup[l]);
+    try {
+      refused_at[i] = look_up_piece(lookups[l], pieces[i], located.of_lookup[l]);
+    } catch (...) {
+#pragma omp critical(hotbed_look_up)
+      failed = std::current_exception();
+    }
   }
+  if (failed) std::rethrow_exception(failed);
   for (size_t i = 0; i < pieces.size(); ++i) {
     if (refused_at[i] >= 0) return RefusedId{pieces[i].lookup, refused_at[i]};
   }

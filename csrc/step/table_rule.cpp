@@ -223,6 +223,11 @@ Transition TableRule::base() const {
   return follower_ ? follower_->history.since(0) : Transition{};
 }
 
+bool TableRule::has_moved_untouched() const {
+  if (!follower_ || steps_ == 0) return false;
+  return base().ww != 1 || kind_of(options_.rule).missed == Missed::last_step;
+}
+
 Hyperparameters TableRule::last() const {
   return follower_ ? follower_->history.last() : Hyperparameters{};
 }

@@ -51,6 +51,8 @@ class TableRule {
 
   // What all steps so far did to a row that was never touched, and the numbers of the last step.
   Transition base() const;
+  // Whether they changed its weight.
+  bool has_moved_untouched() const;
   Hyperparameters last() const;
   int64_t history_runs() const;
 

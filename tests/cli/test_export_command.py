@@ -72,6 +72,23 @@ def test_a_model_of_click_logs(tmp_path: Path) -> None:
     assert done.exit_code == 2 and log.read_bytes()
 
 
+def test_first_values_of_rows_that_steps_have_moved(tmp_path: Path) -> None:
+    write_criteo_tsv(str(tmp_path / "log.tsv"), rows=200, seed=0)
+    batch = next(iter(CriteoLog([str(tmp_path / "log.tsv")], 100)))
+    for untouched, status in (("exact", 2), ("lazy", 0)):
+        model = hb.models.DeepFM([name for name in batch if name.startswith("C")], dim=4)
+        options: dict[str, Any] = {"weight_decay": 0.1, "untouched": untouched}
+        optimizer = hb.optim.SGD(model.parameters(), lr=0.01, **options)
+        model(batch).sum().backward()
+        optimizer.step()
+        hb.save(tmp_path / untouched, model, optimizer, step=1)
+        out, log = tmp_path / f"{untouched}-bundle", tmp_path / "log.tsv"
+        done = run("export", tmp_path / untouched, out, "--data", log, "--default", "first")
+        assert done.exit_code == status and ("moves all rows of table" in done.stderr) == (
+            status > 0
+        )
+
+
 @pytest.mark.filterwarnings("ignore")
 def test_a_model_of_a_schema(tmp_path: Path) -> None:
     data, model, out = tmp_path / "visits.csv", tmp_path / "model", tmp_path / "bundle"

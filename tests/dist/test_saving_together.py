@@ -235,3 +235,18 @@ def half_loaded(rank: int, world: int, path: str) -> None:
 @pytest.mark.process
 def test_all_ranks_refuse_what_one_has_half_loaded(tmp_path: Path) -> None:
     run(2, half_loaded, str(tmp_path))
+
+
+def export(rank: int, world: int, path: str) -> None:
+    model = collection()
+    hb.distribute(model)
+    for write in (
+        lambda: hb.export(model, path, sample=batch_of(0, slice(0, 12))),
+        lambda: hb.serve.quantized(model),
+    ):
+        with pytest.raises(hb.PlanError, match="shared by 2 ranks. Save the model, and export"):
+            write()
+
+
+def test_shared_tables_are_not_exported(tmp_path: Path) -> None:
+    run(2, export, str(tmp_path / "bundle"))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import runpy
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -144,6 +146,83 @@ def test_another_training_is_refused(tmp_path: Path, own: bool) -> None:
         assert applied(follower).step == run.step
 
 
+@pytest.mark.parametrize("about", [{"dtype": torch.bfloat16}, {"init": hb.init.Normal(0.0, 0.02)}])
+def test_other_first_values_are_refused(tmp_path: Path, about: dict[str, Any]) -> None:
+    run = Run(tmp_path)
+    bundle = run.export(default="first")
+    other = Run(tmp_path / "other", about=about)
+    other.train()
+    other.save()
+    with Follower(bundle, other.root) as follower:
+        with pytest.raises(BundleError, match="has other first values"):
+            follower.poll()
+
+
+MOVING: list[tuple[str, dict[str, Any], bool]] = [
+    ("FTRL", {"l1": 0.5}, True),
+    ("SGD", {"weight_decay": 0.1}, True),
+    ("Adam", {"weight_decay": 0.5, "decoupled_weight_decay": True}, True),
+    ("Adam", {}, False),
+    ("SGD", {}, False),
+]
+
+
+@pytest.mark.parametrize("rule, options, moves", MOVING)
+def test_steps_that_move_rows_which_no_batch_has_had(
+    tmp_path: Path, rule: str, options: dict[str, Any], moves: bool
+) -> None:
+    """Training reads what they have moved: such tables read no first values, and are not followed."""
+    run = Run(tmp_path, rule=rule, untouched="exact", **options)
+    untrained = Model().vectors.lookup("user", torch.from_numpy(NEW)).detach().numpy()
+    assert (trained_rows(run, NEW) != untrained).any() == moves
+    run.save()
+    if moves:
+        for make in (run.export, lambda default: hb.serve.quantized(run.model, default=default)):
+            with pytest.raises(ExportError, match="moves all rows of table 'user'"):
+                make(default="first")
+    loaded = run.loaded()  # without the optimizer, ids without row read first values again
+    bundle = hb.export(loaded, tmp_path / "b", sample=batch_of(0), default="first")
+    np.testing.assert_array_equal(served_from(bundle).tables[USER].rows(NEW), untrained)
+    run.train()
+    run.save()
+    with Follower(bundle, run.root) as follower:
+        if moves:
+            with pytest.raises(BundleError, match=f"moves all rows of table '{USER}'"):
+                follower.poll()
+        else:
+            assert applied(follower).step == run.step
+
+
+def test_an_initializer_that_is_not_known(tmp_path: Path) -> None:
+    """One of a later Hotbed's."""
+    run = Run(tmp_path)
+    bundles = [run.export(default, default=default) for default in ("first", "zeros")]
+    run.train()
+    saved = Path(run.save().path)
+    about = json.loads((saved / "checkpoint.json").read_text())
+    about["tables"][USER]["init"] = {"kind": "Cauchy", "scale": 1.0}
+    reseal(saved / "checkpoint.json", about)
+    for bundle, told in zip(bundles, ("other first values", "Cauchy.*is unknown"), strict=True):
+        with Follower(bundle, run.root) as follower:
+            with pytest.raises(hb.HotbedError, match=told):
+                follower.poll()
+
+
+def test_no_memory_for_them(tmp_path: Path) -> None:
+    """An error is raised, and not in a thread of the core, which would end the process."""
+    program = (
+        "import resource, torch, hotbed as hb\n"
+        "few = hb.serve.quantized(hb.EmbeddingCollection([hb.Table('u', 256)]), default='first')\n"
+        "few({'u': torch.arange(4)})\n"
+        "used = int(open('/proc/self/statm').read().split()[0]) * 4096 + (500 << 20)\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (used, used))\n"
+        "try:\n    few({'u': torch.arange(2_000_000)[None]})\n"
+        "except MemoryError:\n    print('no memory', few({'u': torch.arange(4)})['u'].shape)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout == "no memory torch.Size([4, 256])\n", done.stderr
+
+
 def test_who_cannot_compute_them_says_so(tmp_path: Path) -> None:
     run = Run(tmp_path)
     with pytest.raises(ExportError, match=f"first values of table '{USER}'"):
@@ -173,6 +252,9 @@ def test_who_cannot_compute_them_says_so(tmp_path: Path) -> None:
         {"bands": [{"end": 3, "kind": "normal", "numbers": [0, -1, 0, 0]}]},
         {"bands": [{"end": 3, "kind": "normal", "numbers": [0]}]},
         {"bands": [{"end": 3, "kind": "normal"}]},
+        {"bands": [{"end": 3, "kind": "normal", "numbers": [0, 10**400, 0, 0]}]},
+        {"bands": [{"end": 2**40, "kind": "normal", "numbers": [0, 1, 0, 0]}]},
+        {"bands": {}},
     ],
 )
 def test_damaged_manifests(tmp_path: Path, wrong: dict[str, Any]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +128,20 @@ def rounded_once(few: nn.Module, ids: Tensor) -> Tensor:
     """Rows are the same, however often they are read."""
     found: Tensor = few.both[0](ids)
     return found
+
+
+def test_copies() -> None:
+    model = hb.EmbeddingCollection([hb.Table("a", 3), hb.Table("b", 3, 9)], seed=1)
+    few, asked = hb.serve.quantized(model, "int8"), {"a": torch.arange(9), "b": torch.arange(9)}
+    other = copy.deepcopy(few)
+    for name, vectors in other(asked).items():
+        assert torch.equal(vectors, few(asked)[name])
+    other.train()
+    with pytest.raises(hb.TableError, match="evaluation"):
+        other(asked)
+    few(asked)
+    with pytest.raises(TypeError, match="Pickle the model that they are of"):
+        pickle.dumps(few)
 
 
 def test_layers_of_a_converted_model() -> None:

@@ -111,7 +111,7 @@ def written(
     parts["default"] = draw.standard_normal(dim).astype(np.float32)
     if training is not None:
         del parts["default"]
-        about["first"] = json.loads(json.dumps(first_entry(training.spec, training.key)))
+        about["first"] = json.loads(json.dumps(first_entry(training)))
     if not isinstance(ids, int):
         parts["ids"] = ids
     for part, numbers in parts.items():

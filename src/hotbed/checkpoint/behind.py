@@ -69,7 +69,7 @@ class RowsBehind(FirstRows):
         super().__init__(table, self.dtype)
         self.rule = rule_again(self._core, saved)
         # Tiers save no rows that no batch has touched, which steps may have moved.
-        absent = spec.rows if spec.rows and self.rule.base[0] != 1 else 0
+        absent = spec.rows if spec.rows and self.rule.has_moved_untouched else 0
         self._is_absent = torch.ones(absent, dtype=torch.bool, device="cpu")
 
     def current(self, records: Records) -> Records:

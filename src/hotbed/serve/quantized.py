@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -55,19 +55,35 @@ def quantized(model: nn.Module, rows: str = "int8", *, default: str = "zeros") -
     return copied(model, others).eval()
 
 
-def _reading(owner: TableOwner, served: dict[LiveTable, BundleTable]) -> TableOwner:
+def _reading(owner: TableOwner, served: Mapping[LiveTable, BundleTable]) -> TableOwner:
     """Return a copy of a module whose lookups are of served rows."""
     own = copy.copy(owner)
     if isinstance(own, ConvertedLayer):
         own.fused = None  # that one reads the rows of training
+    tables = {table.name: served[table] for table in own.live_tables().values()}
+    own.__dict__["_look_up"] = _ServedLookup(own, tables)
+    return own
 
-    def look_up(
+
+class _ServedLookup:
+    """What a module calls to look up served rows.
+
+    Args:
+        owner: the module.
+        tables: by their names in it.
+    """
+
+    def __init__(self, owner: TableOwner, tables: Mapping[str, BundleTable]) -> None:
+        self._owner, self._tables = owner, tables
+
+    def __call__(
+        self,
         live: Sequence[LiveTable],
         table_of: Sequence[int],
         features: Sequence[str],
         bags: Sequence[Bags],
     ) -> list[Tensor]:
-        if own.training:
+        if self._owner.training:
             raise TableError(
                 "Rows in few bits are for evaluation. Call eval(), or train the model."
             )
@@ -77,14 +93,14 @@ def _reading(owner: TableOwner, served: dict[LiveTable, BundleTable]) -> TableOw
                     f"Feature {feature!r} has weights, which a bundle does not take. Pass ids alone."
                 )
         tables = [live[t] for t in table_of]
-        asked = [_ids(served[table], table, bag) for table, bag in zip(tables, bags, strict=True)]
+        asked = [
+            _ids(self._tables[table.name], table, bag)
+            for table, bag in zip(tables, bags, strict=True)
+        ]
         return [
             _as_tensor(vectors, table, bag)
             for vectors, table, bag in zip(looked_up(asked), tables, bags, strict=True)
         ]
-
-    own.__dict__["_look_up"] = look_up
-    return own
 
 
 def _ids(rows: BundleTable, table: LiveTable, bag: Bags) -> Ids:

@@ -30,6 +30,7 @@ from typing_extensions import NotRequired
 
 from hotbed.checkpoint.entries import ModelEntry
 from hotbed.errors import HotbedError
+from hotbed.files import Json
 
 __all__ = [
     "CRITEO",
@@ -125,6 +126,8 @@ class FirstEntry(TypedDict):
 
     key: str
     """Of the table, in 16 hexadecimal digits."""
+    init: dict[str, Json] | None
+    """The table's initializer, as in checkpoints; None: one of the user's own."""
     bands: list[BandEntry]
     padding_idx: int | None
     """The row of this id is zeros."""

@@ -9,11 +9,13 @@ import torch
 from numpy.typing import NDArray
 
 from hotbed import _core
+from hotbed.checkpoint.tables import described
 from hotbed.init import Kind
-from hotbed.serve.bundles.bundle import BundleError, FirstEntry
-from hotbed.tables import CORE_DTYPES, Table
+from hotbed.serve.bundles.bundle import BundleError, ExportError, FirstEntry
+from hotbed.table.live import LiveTable
+from hotbed.tables import CORE_DTYPES
 
-__all__ = ["DEFAULTS", "Default", "FirstValues", "OneVector", "first_entry"]
+__all__ = ["DEFAULTS", "Default", "FirstValues", "OneVector", "first_entry", "moving"]
 
 DEFAULTS = ("zeros", "mean", "first")
 """Zeros, the mean of the table's rows, or what a row starts from in training."""
@@ -63,6 +65,8 @@ class FirstValues:
 
     def __init__(self, entry: FirstEntry, dim: int) -> None:
         try:
+            if entry["bands"][-1]["end"] != dim:
+                raise ValueError(f"they are not of {dim} columns")
             bands = [
                 (each["end"], int(Kind[each["kind"]]), *map(float, each["numbers"]))
                 for each in entry["bands"]
@@ -71,11 +75,9 @@ class FirstValues:
             self.core = bands, int(entry["key"], 16), entry["padding_idx"], dtype
             none = np.empty(0, np.float32), None, np.empty(0, np.int64)
             self._table = _core.ServedTable([(0, *none)], self.core, None)
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
             raise BundleError(f"First values of a table are damaged: {error}.") from None
         self._dim = dim
-        if bands[-1][0] != dim:
-            raise BundleError(f"First values of a table are not of {dim} columns.")
 
     def rows(self, ids: NDArray[np.int64]) -> NDArray[np.float32]:
         found = np.empty((len(ids), self._dim), np.float32)
@@ -83,10 +85,18 @@ class FirstValues:
         return found
 
 
-def first_entry(spec: Table, key: int) -> FirstEntry:
-    """Return what a manifest says of the first values of a dynamic table."""
+def first_entry(table: LiveTable) -> FirstEntry:
+    """Return what a manifest says of the first values of a dynamic table.
+
+    Raises:
+        ExportError: its optimizer moves rows that no batch has had, so that training reads others.
+    """
+    spec, rule = table.spec, table.rule
+    if rule is not None and rule.has_moved_untouched:
+        raise ExportError(moving(spec.name))
     return {
-        "key": f"{key:016x}",
+        "key": f"{table.key:016x}",
+        "init": described(spec)["init"],
         "bands": [
             {"end": end, "kind": Kind(kind).name, "numbers": [*map(float, numbers)]}
             for end, kind, *numbers in spec.bands()
@@ -94,3 +104,11 @@ def first_entry(spec: Table, key: int) -> FirstEntry:
         "padding_idx": spec.padding_idx,
         "dtype": str(spec.dtype).removeprefix("torch."),
     }
+
+
+def moving(table: str) -> str:
+    """Return the error of first values of a table, by its name, that training does not read."""
+    return (
+        f"Each step moves all rows of table {table!r}, also those that no batch has had, and "
+        'default="first" stays. Pass default="zeros" or "mean".'
+    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import mmap
 import os
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -109,6 +109,16 @@ class BundleTable:
             ],
             self.layers[0].default.core,
             about["rows"] if about["static"] else None,
+        )
+
+    def __deepcopy__(self, memo: dict[int, object]) -> BundleTable:
+        """Return this one: it does not change."""
+        return self
+
+    def __reduce__(self) -> NoReturn:
+        """Raise TypeError: files are not pickled."""
+        raise TypeError(
+            f"Rows of {self.name!r} lie in files that are mapped here. Pickle the model that they are of."
         )
 
     def rows(self, ids: NDArray[np.int64]) -> NDArray[np.float32]:

@@ -18,7 +18,7 @@ from hotbed.serve.bundles.row_formats import ROW_FORMATS, RowFormat
 from hotbed.table.live import LiveTable
 from hotbed.table.records import rows_of_widths
 
-__all__ = ["check_forms", "write_table"]
+__all__ = ["check_forms", "refuse_shared", "write_table"]
 
 
 def check_forms(rows: str, default: str) -> None:
@@ -50,11 +50,7 @@ def write_table(
         OSError, StorageError: as of files.
     """
     spec = table.spec
-    if table.place.ranks.size > 1:
-        raise PlanError(
-            f"Table {spec.name!r} is shared by {table.place.ranks.size} ranks. Save the model, and export "
-            "its checkpoint in one process: hb.export(hb.checkpoint.load_model(path), ...)."
-        )
+    refuse_shared(table)
     ids = None if spec.rows is not None else _ids(table, only)
     count = spec.rows if spec.rows is not None else len(_some(ids))
     rows = _new(folder, files, "rows", how.dtype, (count, how.columns(spec.dim)))
@@ -78,7 +74,7 @@ def write_table(
         "stored_as": how.name,
     }
     if default == "first" and ids is not None:
-        entry["first"] = first_entry(spec, table.key)
+        entry["first"] = first_entry(table)
     else:
         mean = default == "mean" and count > 0
         vector = (total / count).float() if mean else torch.zeros(spec.dim)
@@ -88,6 +84,15 @@ def write_table(
     if only is not None:
         _new(folder, files, "only", np.int64, (len(only),))[:] = only.numpy()
     return entry
+
+
+def refuse_shared(table: LiveTable) -> None:
+    """Raise PlanError where ranks share a table."""
+    if table.place.ranks.size > 1:
+        raise PlanError(
+            f"Table {table.name!r} is shared by {table.place.ranks.size} ranks. Save the model, and export "
+            "its checkpoint in one process: hb.export(hb.checkpoint.load_model(path), ...)."
+        )
 
 
 def _some(ids: Tensor | None) -> Tensor:

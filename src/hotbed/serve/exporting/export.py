@@ -45,7 +45,7 @@ from hotbed.serve.bundles.dense_weights import dense_of, shapes_of
 from hotbed.serve.bundles.manifests import files_in
 from hotbed.serve.bundles.reading import BundleTable, MappedRows, vectors_of
 from hotbed.serve.bundles.row_formats import ROW_FORMATS
-from hotbed.serve.bundles.table_files import check_forms, write_table
+from hotbed.serve.bundles.table_files import check_forms, refuse_shared, write_table
 from hotbed.serve.exporting.asking import (
     as_rows,
     ids_of,
@@ -117,8 +117,10 @@ def export(
 
     Raises:
         ExportError: the model computes ids, or does with vectors what no program can; the layer is named. Or
-            there is no such kind of rows or default; or `standalone` is to read first values.
+            there is no such kind of rows or default. Or first values are to be read by `standalone`, or of a
+            table whose optimizer moves rows that no batch has had.
         TableError: there is no such table.
+        PlanError: ranks share a table.
         BundleError: something else is at `path`.
         ImportError: ``pip install 'hotbed[export]'``.
         OSError, StorageError: it cannot be written; what was there is there.
@@ -153,6 +155,8 @@ def export_checkpoint(
     """Write a model as a bundle, as `export`."""
     target = _target(path, rows, default)
     stems = {table: stem for stem, table in tables_of(model).items()}
+    for table in stems:
+        refuse_shared(table)
     dynamic = [stem for table, stem in stems.items() if table.spec.rows is None]
     if standalone and default == "first" and dynamic:
         raise ExportError(

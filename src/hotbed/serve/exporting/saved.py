@@ -5,13 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from torch import nn
 
+from hotbed.checkpoint.behind import RowsBehind
+from hotbed.checkpoint.entries import Manifest
 from hotbed.checkpoint.errors import CheckpointError, others_loaded_by
 from hotbed.checkpoint.folder import latest
 from hotbed.checkpoint.loading import load_model
 from hotbed.checkpoint.manifest import read_manifest
 from hotbed.data import ColumnFiles, CriteoLog, Schema
+from hotbed.modules.owner import tables_of
 from hotbed.serve.bundles.bundle import CRITEO, ExportError
+from hotbed.serve.bundles.defaults import moving
 from hotbed.serve.exporting.export import Origin, export_checkpoint
 from hotbed.storage import Storage
 
@@ -53,6 +58,8 @@ def export_saved(
     if sample is None:
         raise ExportError(f"--data {' '.join(data)} has no samples.")
     manifest = read_manifest(folder)
+    if default == "first":
+        _refuse_moving(model, manifest)
     with torch.no_grad():
         path = export_checkpoint(
             model,
@@ -68,3 +75,13 @@ def export_saved(
             standalone=standalone,
         )
     return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+
+
+def _refuse_moving(model: nn.Module, manifest: Manifest) -> None:
+    """Raise ExportError where the training that was saved reads no first values of ids without row."""
+    for stem, table in tables_of(model).items():
+        entry = manifest["tables"][stem]
+        rule = entry["rule"]
+        if table.spec.rows is None and rule is not None and rule["untouched"] == "exact":
+            if RowsBehind(table, entry).rule.has_moved_untouched:
+                raise ExportError(moving(stem))

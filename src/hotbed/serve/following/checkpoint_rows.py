@@ -21,7 +21,7 @@ from hotbed.checkpoint.single import differs
 from hotbed.checkpoint.tables import table_of
 from hotbed.collection import EmbeddingCollection
 from hotbed.serve.bundles.bundle import BundleError, TableEntry
-from hotbed.serve.bundles.defaults import Default
+from hotbed.serve.bundles.defaults import Default, moving
 from hotbed.serve.bundles.layers import (
     AT_ONCE,
     NewLayer,
@@ -110,6 +110,11 @@ class CheckpointTable:
             except ValueError as error:
                 raise DamagedError(f"{links[0].folder}: table {stem!r}: {error}.") from None
 
+    @property
+    def moves_untouched(self) -> bool:
+        """Return whether steps have moved rows that no batch has had."""
+        return self._behind is not None and self._behind.rule.has_moved_untouched
+
     def _made(self) -> LiveTable:
         """Return a table without rows that has the saved initializer and key."""
         again: TableDescription = {
@@ -120,7 +125,10 @@ class CheckpointTable:
             "padding_idx": self.entry["padding_idx"],
             "init": self.entry["init"] or {"kind": "Constant", "value": 0.0},
         }
-        table = table_of("rows", again)
+        try:
+            table = table_of("rows", again)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise BundleError(f"Table {self.stem!r}: {error}.") from None
         made = EmbeddingCollection([table], seed=0)
         (handle,) = made.parameters()
         live = live_table(handle)
@@ -192,10 +200,13 @@ def write_changes(
 
     Raises:
         CheckpointError: the checkpoint is damaged.
-        BundleError: a row has a number that is not finite.
+        BundleError: a row has a number that is not finite, or ids without row would read first values that
+            training does not read.
         OSError: it cannot be written.
     """
     about = served.about
+    if "first" in about and table.moves_untouched:
+        raise BundleError(moving(table.stem))
     seen = [np.zeros(len(layer), np.bool_) for layer in served.layers if table.is_whole]
     given: list[NDArray[np.int64]] = []
     with NewLayer(folder, files, about) as layer:

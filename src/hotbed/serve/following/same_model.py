@@ -6,9 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from hotbed.checkpoint.entries import Manifest, ModelEntry
 from hotbed.checkpoint.entries import TableEntry as SavedTable
-from hotbed.checkpoint.tables import table_of
 from hotbed.serve.bundles.bundle import Bundle, BundleError, FirstEntry
-from hotbed.serve.bundles.defaults import first_entry
 from hotbed.serve.bundles.dense_weights import shapes_of
 
 __all__ = ["refuse_other_model"]
@@ -68,16 +66,19 @@ def _tables_differ(bundle: Bundle, manifest: Manifest) -> Iterator[str]:
         pooled = other["combiner"], other["padding_idx"]
         if other["combiner"] is not None and stem in combiners and combiners[stem] != pooled:
             yield f"table {stem!r} has another combiner or padding_idx"
-        if "first" in own and _starts_otherwise(own["first"], stem, other):
+        if "first" in own and _starts_otherwise(own["first"], other):
             yield f"table {stem!r} has other first values"
 
 
-def _starts_otherwise(own: FirstEntry, stem: str, other: SavedTable) -> bool:
+def _starts_otherwise(own: FirstEntry, other: SavedTable) -> bool:
     if other["key"] is None:  # of a table that was made elsewhere
         return False
-    if other["init"] is None:  # the user's own
-        return own["key"] != other["key"]
-    return own != first_entry(table_of(stem, other), int(other["key"], 16))
+    return (own["key"], own["init"], own["padding_idx"], own["dtype"]) != (
+        other["key"],
+        other["init"],
+        other["padding_idx"],
+        other["dtype"],
+    )
 
 
 def _tensors_differ(own: Mapping[str, str], other: Mapping[str, str]) -> Iterator[str]:
