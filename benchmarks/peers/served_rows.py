@@ -87,7 +87,7 @@ class BundleRows:
         return self.files.nbytes()
 
     def build(self) -> None:
-        from hotbed.serve.bundles.reading import BundleTable, MappedRows, RequestedLookup
+        from hotbed.serve.bundles.reading import BundleTable, Ids, MappedRows
 
         work, folder = self.files.workload, self.files.folder()
         tables = []
@@ -106,18 +106,7 @@ class BundleRows:
             tables.append(BundleTable([rows]))
         self.batches = [
             [
-                RequestedLookup(
-                    {
-                        "input": str(number),
-                        "table": str(number),
-                        "combiner": "sum",
-                        "padding_idx": None,
-                        "vectors": str(number),
-                        "dtype": "float32",
-                    },
-                    table,
-                    *bags_of(work, batch, number),
-                )
+                Ids(table, *bags_of(work, batch, number), "sum", None)
                 for number, table in enumerate(tables)
             ]
             for batch in range(len(work.ids))
@@ -127,9 +116,9 @@ class BundleRows:
         return {"forward": self.forward}
 
     def forward(self, i: int) -> list[np.ndarray]:
-        from hotbed.serve.bundles.reading import vectors_of_all
+        from hotbed.serve.bundles.reading import looked_up
 
-        return vectors_of_all(self.batches[i % len(self.batches)])
+        return looked_up(self.batches[i % len(self.batches)])
 
     def drop(self) -> None:
         self.batches = []

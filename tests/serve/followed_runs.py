@@ -17,7 +17,7 @@ from torch import Tensor, nn
 import hotbed as hb
 from hotbed.checkpoint.files import write_json_sealed
 from hotbed.modules.owner import tables_left_out, tables_of
-from hotbed.serve.bundles.reading import BundleTable, MappedRows, vectors_of
+from hotbed.serve.bundles.reading import BundleTable, Ids, MappedRows, looked_up
 from hotbed.serve.bundles.row_formats import ROW_FORMATS
 from hotbed.serve.bundles.table_files import write_table
 from hotbed.serve.bundles.versions import Layers, current, open_layers
@@ -167,7 +167,8 @@ def answers(served: Layers, batch: dict[str, Tensor]) -> NDArray[np.float32]:
     for lookup in served.about["lookups"]:
         ids = batch[lookup["input"]].numpy()
         bags = ids.reshape(-1), np.arange(len(ids) + 1) * ids.shape[1]
-        fed[lookup["vectors"]] = vectors_of(lookup, served.tables[lookup["table"]], *bags)
+        asked = Ids.of(lookup, served.tables[lookup["table"]], *bags)
+        (fed[lookup["vectors"]],) = looked_up([asked])
     (found,) = session.run(None, fed)
     return np.asarray(found)
 

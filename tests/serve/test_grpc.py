@@ -32,9 +32,9 @@ from starlette.testclient import TestClient
 
 import hotbed as hb
 from hotbed.serve.grpc.port import held
+from hotbed.serve.http.answering import looked_up
 from hotbed.serve.http.app import app_of
 from hotbed.serve.http.limits import Limits
-from hotbed.serve.http.parts import looked_up
 from hotbed.serve.http.settings import ServeSettings
 
 grpc = pytest.importorskip("grpc")

@@ -23,10 +23,9 @@ from hotbed.serve.bundles.bundle import LookupEntry, TableEntry
 from hotbed.serve.bundles.defaults import first_entry
 from hotbed.serve.bundles.reading import (
     BundleTable,
+    Ids,
     MappedRows,
-    RequestedLookup,
-    vectors_of,
-    vectors_of_all,
+    looked_up,
 )
 from hotbed.serve.bundles.row_formats import ROW_FORMATS
 from hotbed.table.live import LiveTable, live_table
@@ -172,6 +171,12 @@ def lookup_of(combiner: str, padding: int | None, dtype: str = "float32") -> Loo
     }
 
 
+def vectors_of(*asked: Any) -> NDArray[Any]:
+    """The vectors of one lookup: its entry, the table, ids and offsets."""
+    (found,) = looked_up([Ids.of(*asked)])
+    return found
+
+
 def same_bits(found: NDArray[Any], wanted: NDArray[Any]) -> None:
     assert found.dtype == wanted.dtype and found.shape == wanted.shape
     np.testing.assert_array_equal(found, wanted)
@@ -246,12 +251,12 @@ def test_vectors_have_the_bits_of_numpy(
         ]
         dtype = str(draw.choice(["float32", "float16"]))
         lookup = lookup_of(combiner, padding, dtype)
-        lookups.append(RequestedLookup(lookup, table, ids, None if combiner == "none" else offsets))
+        lookups.append(Ids.of(lookup, table, ids, None if combiner == "none" else offsets))
         wanted.append(np.array(bags, np.float32).reshape(len(bags), dim).astype(dtype))
     for isa in filter(_core.use_isa, ISAS):
-        for found, vectors in zip(vectors_of_all(lookups), wanted, strict=True):
+        for found, vectors in zip(looked_up(lookups), wanted, strict=True):
             same_bits(found, vectors)
-        same_bits(vectors_of(*lookups[1]), wanted[1])
+        same_bits(looked_up(lookups[1:2])[0], wanted[1])
         assert isa in ISAS
     _core.use_isa("best")
 

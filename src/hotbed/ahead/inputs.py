@@ -1,4 +1,4 @@
-"""What of a batch goes into the modules that look ahead."""
+"""Picks the parts of a batch that go into modules which look ahead."""
 
 from __future__ import annotations
 

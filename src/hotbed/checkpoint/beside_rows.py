@@ -1,4 +1,4 @@
-"""What a checkpoint holds beside rows: dense layers, optimizers, schedulers, loaders and random states."""
+"""Parts of a checkpoint beside rows: dense layers, optimizers, schedulers, loaders and random states."""
 
 from __future__ import annotations
 

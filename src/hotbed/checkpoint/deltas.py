@@ -1,4 +1,4 @@
-"""What has changed in tables since checkpoints that were saved from them or loaded into them."""
+"""Changes of tables since checkpoints that were saved from them or loaded into them."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ _DTYPES = {str(dtype).removeprefix("torch.") for dtype in DTYPES}
 
 
 def fault_of_entries(manifest: object) -> str:
-    """What is wrong with the entries of a manifest; empty where they have the types that they should."""
+    """Return what is wrong with the entries of a manifest; empty where they have the right types."""
     match manifest:
         case {
             "step": int(),

@@ -1,4 +1,4 @@
-"""What a checkpoint has, brought into a model: tables and their states, tensors, and the rest."""
+"""Brings a checkpoint into a model: tables and their states, tensors, and the rest."""
 
 from __future__ import annotations
 

@@ -168,7 +168,7 @@ def show(
 
 
 def _linked(*, linked_bytes: int, kept_bytes: int, **_: object) -> str:
-    """Of links to files of an SSD tier."""
+    """Return what is said of links to files of an SSD tier."""
     if not linked_bytes:
         return ""
     kept = f", {kept_bytes / 1e6:,.1f} of them kept by this checkpoint alone" if kept_bytes else ""

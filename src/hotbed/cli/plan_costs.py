@@ -1,4 +1,4 @@
-"""What `hotbed plan` plans by predicted costs: figures of a machine, and a sample of data."""
+"""Predicted costs for `hotbed plan`: figures of a machine, and a sample of data."""
 
 from __future__ import annotations
 

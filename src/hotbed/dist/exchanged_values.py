@@ -126,7 +126,7 @@ class OwnedRows:
 
 
 class OwnedInputs(NamedTuple):
-    """What ranks ask of the shards of this rank."""
+    """Requests of ranks to the shards of this rank."""
 
     layout: Layout
     bags: FlatInputs

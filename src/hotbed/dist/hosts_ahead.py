@@ -22,7 +22,7 @@ __all__ = ["PrefetchOnHost"]
 
 
 class AskedAhead:
-    """What the others have asked for in a round: a batch that they will look up.
+    """Requests of the others in a round: a batch that they will look up.
 
     Attributes:
         sent: it, whose ids are here.

@@ -1,4 +1,4 @@
-"""What ranks ask of the shards of this rank in a later batch: announced to their tiers, and brought up."""
+"""Requests of ranks to the shards of this rank in a later batch: announced to their tiers, and brought up."""
 
 from __future__ import annotations
 

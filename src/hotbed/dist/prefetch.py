@@ -62,7 +62,7 @@ class PrefetchOnRanks:
 
     @functools.cached_property
     def tiers(self) -> list[Tiers]:
-        """Those in which shards of this rank lie, once there are some."""
+        """Return the tiers in which shards of this rank lie, once there are some."""
         tables = [table for number in self.ranks.tables if (table := number()) is not None]
         shards = [own for table in tables for own in table.place.own.values()]
         found = dict.fromkeys(own.place.lookups.prefetcher for own in shards)

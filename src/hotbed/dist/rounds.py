@@ -40,7 +40,7 @@ _FOREVER = datetime.timedelta(days=365)
 
 
 class Told(NamedTuple):
-    """What a rank tells in a round."""
+    """Words of a rank in a round."""
 
     kind: int
     """What it has."""

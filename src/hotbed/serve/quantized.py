@@ -66,7 +66,7 @@ def _reading(owner: TableOwner, served: Mapping[LiveTable, BundleTable]) -> Tabl
 
 
 class _ServedLookup:
-    """What a module calls to look up served rows.
+    """The lookup of a module, in served rows.
 
     Args:
         owner: the module.

@@ -114,7 +114,7 @@ class Call(NamedTuple):
 
 
 class CallAhead(NamedTuple):
-    """What look-ahead is to read before its forward: tables and features as of `Call`."""
+    """A lookup that look-ahead reads before its forward: tables and features as of `Call`."""
 
     inputs: object
     """What forward takes."""
@@ -157,7 +157,7 @@ class Lookups(abc.ABC):
 
     @property
     def prefetcher(self) -> Prefetcher | None:
-        """What brings rows of later batches up; None: they lie where they are computed."""
+        """Return the prefetcher of rows of later batches; None: they lie where they are computed."""
         return None
 
     @property

@@ -1,4 +1,4 @@
-"""What ranks that train or evaluate one model together tell each other: their arguments, and their errors."""
+"""Messages among ranks that train or evaluate one model together: their arguments, and their errors."""
 
 from __future__ import annotations
 

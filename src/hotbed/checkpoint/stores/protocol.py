@@ -1,4 +1,4 @@
-"""What checkpoints ask of the store that has their files."""
+"""The interface of stores that have the files of checkpoints."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What lies in a bundle: a folder from which a model answers.
+"""Contents of a bundle: a folder from which a model answers.
 
 ::
 

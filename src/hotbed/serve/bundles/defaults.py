@@ -1,4 +1,4 @@
-"""What ids of a dynamic table read that have no row in a bundle."""
+"""Defaults: rows that ids of a dynamic table read which have none in a bundle."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Default(Protocol):
 
     @property
     def core(self) -> object:
-        """What `_core.ServedTable` takes of it."""
+        """Return the argument of `_core.ServedTable` for it."""
 
     @property
     def vector(self) -> NDArray[np.generic] | None:

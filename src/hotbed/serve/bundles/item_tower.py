@@ -22,7 +22,7 @@ from hotbed.serve.bundles.bundle import (
     LookupEntry,
 )
 from hotbed.serve.bundles.mapped import mapped
-from hotbed.serve.bundles.reading import BundleTable, RequestedLookup, vectors_of_all
+from hotbed.serve.bundles.reading import BundleTable, Ids, looked_up
 from hotbed.serve.bundles.sessions import session_of
 
 __all__ = ["FeatureIds", "ItemTower", "read_features", "write_features", "write_vectors"]
@@ -62,9 +62,9 @@ class ItemTower:
         self._session, self._lookups = session_of(onnx, threads), lookups
         self._taken = [each.name for each in self._session.get_inputs()]
 
-    def of(self, looked_up: Mapping[str, NDArray[np.generic]]) -> NDArray[np.float32]:
-        """Return the (N, w) vectors of items. `looked_up`: of their features, by the names in lookups."""
-        given = {name: looked_up[name] for name in self._taken}
+    def of(self, vectors: Mapping[str, NDArray[np.generic]]) -> NDArray[np.float32]:
+        """Return the (N, w) vectors of items. `vectors`: of their features, by the names in lookups."""
+        given = {name: vectors[name] for name in self._taken}
         (found,) = self._session.run([ITEM_VECTOR], given)
         return found.astype(np.float32, copy=False)
 
@@ -80,9 +80,9 @@ class ItemTower:
         for lookup, (ids, offsets) in zip(self._lookups, features, strict=True):
             if offsets is None and lookup["combiner"] != "none":
                 offsets = np.arange(len(ids) + 1)
-            asked.append(RequestedLookup(lookup, tables[lookup["table"]], ids, offsets))
+            asked.append(Ids.of(lookup, tables[lookup["table"]], ids, offsets))
         names = [each["vectors"] for each in self._lookups]
-        return self.of(dict(zip(names, vectors_of_all(asked), strict=True)))
+        return self.of(dict(zip(names, looked_up(asked), strict=True)))
 
 
 def write_vectors(

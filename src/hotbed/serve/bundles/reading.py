@@ -9,6 +9,7 @@ from typing import NamedTuple, NoReturn
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
+from typing_extensions import Self
 
 from hotbed import _core
 from hotbed.errors import IdError
@@ -23,10 +24,7 @@ __all__ = [
     "Ids",
     "MappedRows",
     "ReadTable",
-    "RequestedLookup",
     "looked_up",
-    "vectors_of",
-    "vectors_of_all",
 ]
 
 COMBINERS = {name: number for number, name in enumerate(("none", "sum", "mean", "sqrtn", "max"))}
@@ -127,7 +125,8 @@ class BundleTable:
         Raises:
             IdError: an id is outside of a static table.
         """
-        return looked_up([Ids(self, ids, None, "none", None)])[0]
+        (found,) = looked_up([Ids(self, ids, None, "none", None)])
+        return found.view(np.float32)
 
 
 class FetchedTable:
@@ -164,10 +163,24 @@ class Ids(NamedTuple):
     """none, sum, mean, sqrtn or max."""
     padding_idx: int | None
     """This id is none."""
+    dtype: str = "float32"
+    """Of the vectors."""
+
+    @classmethod
+    def of(
+        cls,
+        lookup: LookupEntry,
+        table: ReadTable,
+        ids: NDArray[np.int64],
+        offsets: NDArray[np.int64] | None,
+    ) -> Self:
+        """Return ids of a lookup of a bundle, whose vectors are those that the dense part takes."""
+        how = lookup["combiner"], lookup["padding_idx"], lookup["dtype"]
+        return cls(table, ids, offsets, *how)
 
 
-def looked_up(lookups: Sequence[Ids]) -> list[NDArray[np.float32]]:
-    """Return for each float32 vectors (B, dim), or where there are no offsets (``*ids.shape, dim``).
+def looked_up(lookups: Sequence[Ids]) -> list[NDArray[np.generic]]:
+    """Return for each its vectors, (B, dim), or where there are no offsets (``*ids.shape, dim``).
 
     Rows of a bag are added in their order. Large batches use the threads that torch uses.
 
@@ -176,8 +189,9 @@ def looked_up(lookups: Sequence[Ids]) -> list[NDArray[np.float32]]:
         TypeError, ValueError: ids or offsets are not int64, or offsets do not rise from 0 to the number of
             ids.
     """
-    found, asked = [], []
-    for table, ids, offsets, combiner, padding in lookups:
+    found: list[NDArray[np.generic]] = []
+    asked = []
+    for table, ids, offsets, combiner, padding, _ in lookups:
         shape = ids.shape if offsets is None else (len(offsets) - 1,)
         vectors = np.empty((*shape, table.about["dim"]), np.float32)
         found.append(vectors)
@@ -189,46 +203,7 @@ def looked_up(lookups: Sequence[Ids]) -> list[NDArray[np.float32]]:
         number, position = refused
         table, id_ = lookups[number].table, lookups[number].ids.flat[position]
         raise IdError(f"Table {table.name!r}: id {id_} is outside [0, {table.about['rows']}).")
+    for number, each in enumerate(lookups):
+        if each.dtype != "float32":
+            found[number] = found[number].astype(each.dtype)
     return found
-
-
-class RequestedLookup(NamedTuple):
-    """Ids of a request that are looked up."""
-
-    lookup: LookupEntry
-    table: ReadTable
-    ids: NDArray[np.int64]
-    """Of any shape without combiner, each has a vector; else (n,), of all bags."""
-    offsets: NDArray[np.int64] | None
-    """(B + 1,) where bags begin and end; None without combiner."""
-
-
-def vectors_of(
-    lookup: LookupEntry,
-    table: BundleTable,
-    ids: NDArray[np.int64],
-    offsets: NDArray[np.int64] | None,
-) -> NDArray[np.generic]:
-    """Return the vectors of a lookup as the dense part takes them: `vectors_of_all` of one."""
-    return vectors_of_all([RequestedLookup(lookup, table, ids, offsets)])[0]
-
-
-def vectors_of_all(lookups: Sequence[RequestedLookup]) -> list[NDArray[np.generic]]:
-    """Return the vectors of each lookup as the dense part takes them.
-
-    Returns:
-        Arrays as of `looked_up`, in the dtypes of the lookups.
-
-    Raises:
-        IdError, TypeError, ValueError: as of `looked_up`.
-    """
-    found = looked_up(
-        [
-            Ids(table, ids, offsets, lookup["combiner"], lookup["padding_idx"])
-            for lookup, table, ids, offsets in lookups
-        ]
-    )
-    return [
-        vectors if each.lookup["dtype"] == "float32" else vectors.astype(each.lookup["dtype"])
-        for vectors, each in zip(found, lookups, strict=True)
-    ]

@@ -1,4 +1,4 @@
-"""What is asked with, and what is answered: the signature of a bundle, and its sample request."""
+"""Inputs and outputs: the signature of a bundle, and its sample request."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ from hotbed.serve.bundles.bundle import (
 )
 from hotbed.serve.bundles.dense_weights import dense_of, shapes_of
 from hotbed.serve.bundles.manifests import files_in
-from hotbed.serve.bundles.reading import BundleTable, MappedRows, vectors_of
+from hotbed.serve.bundles.reading import BundleTable, Ids, MappedRows, looked_up
 from hotbed.serve.bundles.row_formats import ROW_FORMATS
 from hotbed.serve.bundles.table_files import check_forms, refuse_shared, write_table
 from hotbed.serve.exporting.asking import (
@@ -250,11 +250,12 @@ def _write_sample(
         each["name"]: samples_at(traced.leaves.named[each["name"]], shown_at, count)
         for each in inputs
     }
+    requested = [
+        Ids.of(each, tables[each["table"]], *ids_of(shown[each["input"]], each)) for each in lookups
+    ]
     vectors = {
-        each["vectors"]: torch.from_numpy(
-            vectors_of(each, tables[each["table"]], *ids_of(shown[each["input"]], each))
-        )
-        for each in lookups
+        each["vectors"]: torch.from_numpy(one)
+        for each, one in zip(lookups, looked_up(requested), strict=True)
     }
     answers = answered_by(traced.session, {**shown, **vectors}, [*outputs])
     with open(os.path.join(folder, SAMPLE), "w", encoding="utf-8") as text:

@@ -1,4 +1,4 @@
-"""What a model looks up of a sample, and its modules as they take vectors in place of ids."""
+"""Lookups of a model for a sample, and its modules as they take vectors in place of ids."""
 
 from __future__ import annotations
 

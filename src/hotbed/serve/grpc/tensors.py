@@ -10,6 +10,7 @@ from google.protobuf.message import Message
 from numpy.typing import NDArray
 
 from hotbed.serve.grpc.messages import message_class
+from hotbed.serve.http.answering import Answers
 from hotbed.serve.http.errors import wrong
 from hotbed.serve.http.limits import Limits
 from hotbed.serve.http.model import ServedModel
@@ -21,7 +22,7 @@ from hotbed.serve.http.open_inference import (
     samples_of,
     sizes_of,
 )
-from hotbed.serve.http.parts import Answers, Input, InputTensor, Part
+from hotbed.serve.http.parts import Input, InputTensor, Part
 
 __all__ = ["Asked", "InferRequest", "answered", "asked_of"]
 

@@ -1,4 +1,4 @@
-"""What answers samples of requests, and the vectors that it looks up for them."""
+"""The interface of models that answer samples, and their lookups."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hotbed.serve.bundles.bundle import LookupEntry
-from hotbed.serve.bundles.reading import BundleTable, ReadTable, RequestedLookup, vectors_of_all
+from hotbed.serve.bundles.reading import BundleTable, Ids, ReadTable
+from hotbed.serve.bundles.reading import looked_up as read_vectors
 from hotbed.serve.bundles.versions import Version
 from hotbed.serve.http.parts import Input, Part
 
@@ -45,6 +46,6 @@ def looked_up(
         offsets: NDArray[np.int64] | None = ends
         if lookup["combiner"] == "none":
             ids, offsets = ids.reshape(part.values.shape), None
-        requested.append(RequestedLookup(lookup, tables[lookup["table"]], ids, offsets))
-    found = vectors_of_all(requested)
-    return {each.lookup["vectors"]: one for each, one in zip(requested, found, strict=True)}
+        requested.append(Ids.of(lookup, tables[lookup["table"]], ids, offsets))
+    names = [lookup["vectors"] for lookup in lookups]
+    return dict(zip(names, read_vectors(requested), strict=True))

@@ -10,10 +10,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
+from hotbed.serve.http.answering import Answering, Answers
 from hotbed.serve.http.errors import busy
 from hotbed.serve.http.limits import Limits
 from hotbed.serve.http.metrics import Metrics
-from hotbed.serve.http.parts import Answering, Answers, Part
+from hotbed.serve.http.parts import Part
 from hotbed.serve.http.rows import Rows
 
 __all__ = ["Batcher"]

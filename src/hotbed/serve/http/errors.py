@@ -1,4 +1,4 @@
-"""What a request is told that cannot be answered."""
+"""Errors that requests are answered with."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What each request passes: who may ask, and figures of how it went."""
+"""The gate that each request passes: who may ask, and figures of how it went."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ SAMPLES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 4096)
 
 
 class Metrics:
-    """What a worker counts. Where there are several, all are told, through files that they share."""
+    """Counters of a worker. Where there are several, all are told, through files that they share."""
 
     def __init__(self) -> None:
         own = CollectorRegistry()

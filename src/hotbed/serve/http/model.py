@@ -14,8 +14,9 @@ from hotbed.serve.bundles.manifests import read_whole
 from hotbed.serve.bundles.reading import ReadTable
 from hotbed.serve.bundles.sessions import Session, session_of
 from hotbed.serve.bundles.versions import Version, fault_of_sizes, open_layers
+from hotbed.serve.http.answering import Answers, looked_up
 from hotbed.serve.http.limits import Limits
-from hotbed.serve.http.parts import Answers, Input, Part, inputs_of_bundle, looked_up
+from hotbed.serve.http.parts import Input, Part, inputs_of_bundle
 from hotbed.serve.http.records import records_of
 from hotbed.serve.http.settings import ServeSettings
 from hotbed.serve.http.topk import topk_of

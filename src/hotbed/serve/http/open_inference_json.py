@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hotbed.files import Json
+from hotbed.serve.http.answering import Answers
 from hotbed.serve.http.errors import RequestError, wrong
 from hotbed.serve.http.limits import Limits
 from hotbed.serve.http.model import ServedModel
@@ -20,7 +21,7 @@ from hotbed.serve.http.open_inference import (
     samples_of,
     sizes_of,
 )
-from hotbed.serve.http.parts import Answers, Input, InputTensor, Part
+from hotbed.serve.http.parts import Input, InputTensor, Part
 
 __all__ = ["Asked", "answered", "asked_of"]
 

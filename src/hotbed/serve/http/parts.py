@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import abc
+import contextlib
 import functools
 import itertools
 import math
 import reprlib
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -18,15 +19,11 @@ from torch import Tensor
 from hotbed.files import Json
 from hotbed.jagged import Jagged
 from hotbed.serve.bundles.bundle import Bundle, InputEntry, LookupEntry
-from hotbed.serve.bundles.reading import BundleTable, ReadTable, RequestedLookup, vectors_of_all
-from hotbed.serve.bundles.versions import Version
 from hotbed.serve.http.errors import RequestError, wrong
 from hotbed.serve.http.limits import Limits
 
-__all__ = ["Answers", "Answering", "Input", "InputTensor", "Part", "inputs_of_bundle", "looked_up"]
+__all__ = ["Input", "InputTensor", "Part", "inputs_of_bundle", "parts_of_lists"]
 
-Answers = dict[str, NDArray[np.generic]]
-"""Outputs by name, (B, ...) each."""
 Flat = list[Json]
 _WIDE: dict[str, npt.DTypeLike] = {"f": np.float64, "i": np.int64, "u": np.int64}
 """Types in which numbers are checked, by the kinds of those that are taken."""
@@ -69,7 +66,7 @@ class InputTensor(abc.ABC):
 
 
 class Input(abc.ABC):
-    """What is asked with by one name."""
+    """An input of a request, by its name."""
 
     def __init__(self, about: InputEntry, ids: _Ids | None, limits: Limits) -> None:
         self.name, self.about, self.limits = about["name"], about, limits
@@ -255,6 +252,19 @@ class Fixed(Input):
         return values.reshape(-1), _ends_of_equal(len(values), self.size)
 
 
+class OneId(Fixed):
+    """An id of each sample, in 64 bits."""
+
+    def of_ids(self, values: NDArray[np.int64]) -> Part:
+        """Return ids, one of each sample; raises RequestError where one is out of range."""
+        assert self._ids is not None
+        self._ids.check(self.name, values)
+        return Part(values)
+
+    def bags(self, part: Part) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        return cast("NDArray[np.int64]", part.values), _ends_of_equal(len(part.values), 1)
+
+
 class Bags(Input):
     """Any number of ids of each sample."""
 
@@ -332,46 +342,44 @@ def _ends_of_equal(samples: int, size: int) -> NDArray[np.int64]:
     return ends
 
 
-class Answering(Protocol):
-    """Something that answers samples, those of several requests at once."""
-
-    at: Version
-    inputs: Mapping[str, Input]
-    lookups: list[LookupEntry]
-    tables: Mapping[str, BundleTable]
-    """Its own, from which others get rows."""
-
-    def answers(self, asked: Mapping[str, Part], tables: Mapping[str, ReadTable]) -> Answers: ...
-
-
 def inputs_of_bundle(bundle: Bundle, limits: Limits) -> dict[str, Input]:
     """Return what is asked with, by name."""
     found: dict[str, Input] = {}
     for about in bundle["inputs"]:
         lookups = [each for each in bundle["lookups"] if each["input"] == about["name"]]
         ids = _Ids(lookups, bundle) if about["kind"] == "ids" else None
-        kind = Bags if about["shape"] == [-1] else Fixed
+        kind: type[Input] = Bags if about["shape"] == [-1] else Fixed
+        if ids is not None and not about["shape"] and about["dtype"] == "int64":
+            kind = OneId
         found[about["name"]] = kind(about, ids, limits)
     return found
 
 
-def looked_up(
-    lookups: Sequence[LookupEntry],
-    inputs: Mapping[str, Input],
-    tables: Mapping[str, ReadTable],
-    asked: Mapping[str, Part],
-) -> Answers:
-    """Return the vectors of some samples, by the names that the dense part has for them."""
-    requested = []
-    for lookup in lookups:
-        part = asked[lookup["input"]]
-        ids, ends = inputs[lookup["input"]].bags(part)
-        offsets: NDArray[np.int64] | None = ends
-        if lookup["combiner"] == "none":
-            ids, offsets = ids.reshape(part.values.shape), None
-        requested.append(RequestedLookup(lookup, tables[lookup["table"]], ids, offsets))
-    found = vectors_of_all(requested)
-    return {each.lookup["vectors"]: one for each, one in zip(requested, found, strict=True)}
+def parts_of_lists(
+    inputs: Mapping[str, Input], columns: Mapping[str, list[Json]]
+) -> dict[str, Part]:
+    """Return the values of all inputs: `Input.of_lists` of each.
+
+    Args:
+        columns: by name, as many values of each.
+
+    Raises:
+        RequestError: they are not as the signature says.
+    """
+    # Ids of which a sample has one are read together, as most inputs are such and samples few.
+    alike = [(name, each) for name, each in inputs.items() if isinstance(each, OneId)]
+    flat = [*itertools.chain.from_iterable(columns[name] for name, _ in alike)]
+    parts: dict[str, Part] = {}
+    if set(map(type, flat)) == {int}:
+        with contextlib.suppress(OverflowError):  # which is told below, with its name
+            values = np.array(flat, np.int64).reshape(len(alike), -1)
+            parts = {
+                name: each.of_ids(own) for (name, each), own in zip(alike, values, strict=True)
+            }
+    return {
+        name: parts[name] if name in parts else each.of_lists(columns[name])
+        for name, each in inputs.items()
+    }
 
 
 def _told(flat: Flat, taken: tuple[type, ...]) -> str:

@@ -1,4 +1,4 @@
-"""What answers each path."""
+"""Handlers of all paths."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def json_response(
 
 
 class Paths:
-    """What answers each path."""
+    """Handlers of all paths."""
 
     def __init__(self, server: Server) -> None:
         self._server = server

@@ -9,8 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hotbed.serve.bundles.reading import FetchedTable, ReadTable
+from hotbed.serve.http.answering import Answering
 from hotbed.serve.http.errors import busy
-from hotbed.serve.http.parts import Answering, Part
+from hotbed.serve.http.parts import Part
 from hotbed.serve.shards.fetching import Fetcher, ShardError
 from hotbed.serve.shards.messages import Wanted
 from hotbed.serve.shards.splits import Splits

@@ -1,4 +1,4 @@
-"""What all requests of a worker share: the version that is served, and what answers them."""
+"""State that all requests of a worker share: the version that is served, and its batchers."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from collections.abc import Mapping
 
 from hotbed.serve.bundles.bundle import BundleError
 from hotbed.serve.bundles.versions import Version, current
+from hotbed.serve.http.answering import Answering, Answers
 from hotbed.serve.http.batching import Batcher
 from hotbed.serve.http.errors import RequestError
 from hotbed.serve.http.metrics import Metrics
 from hotbed.serve.http.model import ServedModel
-from hotbed.serve.http.parts import Answering, Answers, Part
+from hotbed.serve.http.parts import Part
 from hotbed.serve.http.rows import MappedFiles, Rows, Shards
 from hotbed.serve.http.settings import ServeSettings
 from hotbed.serve.shards.addresses import Addresses

@@ -1,4 +1,4 @@
-"""What a server is told: from the command, through the environment, to its workers."""
+"""Settings of a server: from the command, through the environment, to its workers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MOST = 120_000
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ServeSettings:
-    """What a server is told."""
+    """Settings of a server."""
 
     bundle: str
     name: str

@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from typing import NamedTuple, Protocol
 
 from hotbed.files import Json
+from hotbed.serve.http.answering import Answers
 from hotbed.serve.http.errors import RequestError, wrong
 from hotbed.serve.http.limits import Limits
-from hotbed.serve.http.parts import Answers, Input, Part
+from hotbed.serve.http.parts import Input, Part, parts_of_lists
 from hotbed.serve.http.records import Records, Unencoded, are_records
 
 __all__ = ["Asked", "Asking", "answered", "asked_of", "told_status"]
@@ -62,8 +63,7 @@ def asked_of(body: Json, model: Asking, limits: Limits) -> Asked:
         raise RequestError(400, "There are no samples.")
     if count > limits.samples:
         raise RequestError(413, f"There are {count} samples, and {limits.samples} may be asked.")
-    parts = {name: each.of_lists(columns[name]) for name, each in model.inputs.items()}
-    return Asked(parts, count, by_rows)
+    return Asked(parts_of_lists(model.inputs, columns), count, by_rows)
 
 
 def _of_rows(instances: Json, model: Asking) -> dict[str, list[Json]]:

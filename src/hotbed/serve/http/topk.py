@@ -13,9 +13,10 @@ from hotbed.serve.bundles.bundle import USER_VECTOR, TopKEntry
 from hotbed.serve.bundles.reading import ReadTable
 from hotbed.serve.bundles.sessions import session_of
 from hotbed.serve.bundles.versions import Layers, ServedItems
+from hotbed.serve.http.answering import Answering, Answers, looked_up
 from hotbed.serve.http.errors import RequestError, wrong
 from hotbed.serve.http.limits import Limits
-from hotbed.serve.http.parts import Answering, Answers, Input, Part, looked_up
+from hotbed.serve.http.parts import Input, Part
 from hotbed.serve.http.records import records_of
 
 __all__ = ["NoItems", "TopK", "check_answer", "k_of", "topk_of"]

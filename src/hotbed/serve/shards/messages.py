@@ -1,4 +1,4 @@
-"""What a shard is asked, and answers: ids of tables, and their rows."""
+"""Messages to a shard and its answers: ids of tables, and their rows."""
 
 from __future__ import annotations
 
