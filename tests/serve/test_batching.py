@@ -124,6 +124,25 @@ def test_what_takes_long_is_answered_in_a_thread() -> None:
     asyncio.run(run())
 
 
+def test_a_rare_request_is_answered_at_once_and_others_together() -> None:
+    class Here(Nowhere):
+        are_here = True
+
+    async def run() -> None:
+        model, batcher = Multiplying(), Batcher(Here(), Limits(), METRICS)
+        batcher._seconds.measured(1, 0.0)
+        tasks = [asyncio.create_task(ask(batcher, model, n)) for n in range(9)]
+        assert await asyncio.gather(*tasks) == [[2.0 * n] for n in range(9)]
+        assert model.batches == [[0], [*range(1, 9)]]
+        batcher._ended = 0.0
+        with pytest.raises(ValueError, match="13"):
+            await ask(batcher, model, 13)
+        assert await ask(batcher, model, 1) == [2.0]
+        assert not batcher._waiting and not batcher._samples
+
+    asyncio.run(run())
+
+
 def test_an_error_reaches_those_that_were_answered_with_it() -> None:
     async def run() -> None:
         model, batcher = Multiplying(), Batcher(Nowhere(), Limits(batch=1), METRICS)

@@ -23,6 +23,8 @@ REMEMBERED = 0.9
 """Of the weight of batches that were measured before, with each new one."""
 QUICK = 1e-3
 """Seconds that an answer may be expected to take in the event loop: a thread would make small ones later."""
+RARE = 1e-3
+"""Seconds without an answer, after which others are taken not to come at the same time."""
 SIMILAR = 4
 """Times as many samples, for which batches tell how long others take."""
 
@@ -41,12 +43,12 @@ class _Seconds:
     all were of one size, samples more are taken to cost nothing: that is known when they were answered."""
 
     def __init__(self) -> None:
-        self._sums = np.zeros(5)
+        self._sums = [0.0] * 5
         """Of ones, samples, their squares, seconds, and samples times seconds."""
 
     def measured(self, samples: int, seconds: float) -> None:
-        self._sums *= REMEMBERED
-        self._sums += (1.0, samples, samples * samples, seconds, samples * seconds)
+        new = 1.0, samples, samples * samples, seconds, samples * seconds
+        self._sums = [REMEMBERED * each + one for each, one in zip(self._sums, new, strict=True)]
 
     def is_quick(self, samples: int) -> bool:
         """Return whether a batch is known to take little; nothing is of one much larger than most."""
@@ -57,13 +59,13 @@ class _Seconds:
         """Return the seconds of some batches that have so many samples together."""
         if not self._sums[0]:
             return 0.0
-        size, square, seconds, product = (self._sums[1:] / self._sums[0]).tolist()
+        size, square, seconds, product = (each / self._sums[0] for each in self._sums[1:])
         spread = square - size * size
         rise = 0.0
         if spread > 1e-6 * size * size:
             rise = (product - size * seconds) / spread
         rise = min(max(rise, 0.0), seconds / size)
-        return float(batches * (seconds - rise * size) + samples * rise)
+        return batches * (seconds - rise * size) + samples * rise
 
 
 class Batcher:
@@ -81,6 +83,8 @@ class Batcher:
         self._samples = 0
         """Of requests that wait or are being answered."""
         self._seconds = _Seconds()
+        self._ended = 0.0
+        """When the last batch was answered."""
         self._running: set[asyncio.Task[None] | None] = set()
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="hotbed-answers")
 
@@ -92,9 +96,12 @@ class Batcher:
         """
         self.check()
         waiting = _Waiting(model, asked, samples)
-        self._waiting.append(waiting)
         self._samples += samples
         self._metrics.waiting.inc(samples)
+        if self._is_alone(waiting):
+            await self._answer([waiting])  # which does not wait for anything
+            return waiting.answer.result()
+        self._waiting.append(waiting)
         if len(self._running) < self._rows.at_once:
             self._running.add(asyncio.create_task(self._run()))
         seconds = 2 * self._limits.seconds
@@ -102,6 +109,15 @@ class Batcher:
             return await asyncio.wait_for(waiting.answer, seconds)
         except asyncio.TimeoutError:
             raise busy(f"It was not answered in {seconds:g} s. Come again.", seconds) from None
+
+    def _is_alone(self, waiting: _Waiting) -> bool:
+        """Return whether a request is answered at once, as no other is likely to come meanwhile."""
+        return (
+            waiting.since - self._ended > RARE
+            and not self._running
+            and self._rows.are_here
+            and self._seconds.is_quick(waiting.samples)
+        )
 
     def check(self) -> None:
         """Raise RequestError where there is too much to do: before a body is read, too."""
@@ -138,7 +154,8 @@ class Batcher:
                     each.answer.set_result(answers)
         self._fewer(samples)
         self._metrics.batch.observe(samples)
-        self._seconds.measured(samples, time.monotonic() - begun)
+        self._ended = time.monotonic()
+        self._seconds.measured(samples, self._ended - begun)
 
     def _taken(self) -> list[_Waiting]:
         """Return requests of one version that are answered at once, in the order in which they came."""

@@ -24,6 +24,8 @@ class Rows(abc.ABC):
 
     at_once = 1
     """Batches that are answered at a time."""
+    are_here = False
+    """True: nothing is waited for."""
 
     @abc.abstractmethod
     async def tables(self, model: Answering, asked: Mapping[str, Part]) -> Mapping[str, ReadTable]:
@@ -40,6 +42,8 @@ class Rows(abc.ABC):
 
 class MappedFiles(Rows):
     """Files of the bundle, mapped into the memory of this process."""
+
+    are_here = True
 
     async def tables(self, model: Answering, asked: Mapping[str, Part]) -> Mapping[str, ReadTable]:
         return model.tables
