@@ -32,7 +32,7 @@ from starlette.testclient import TestClient
 
 import hotbed as hb
 from hotbed.serve.grpc.port import held
-from hotbed.serve.http.answering import looked_up
+from hotbed.serve.http.answering import Lookups
 from hotbed.serve.http.app import app_of
 from hotbed.serve.http.limits import Limits
 from hotbed.serve.http.settings import ServeSettings
@@ -448,9 +448,10 @@ def test_clients_that_wait_no_longer(both: Both, monkeypatch: pytest.MonkeyPatch
         nonlocal asked
         asked += 1
         assert go_on.wait(WAIT)
-        return looked_up(*given)
+        return vectors(*given)
 
-    monkeypatch.setattr("hotbed.serve.http.model.looked_up", slow)
+    vectors = Lookups.vectors
+    monkeypatch.setattr(Lookups, "vectors", slow)
     for _ in range(5):
         error = both.grpc.refused("ModelInfer", ONE, timeout=0.2)
         assert error.code() is Code.DEADLINE_EXCEEDED
@@ -513,7 +514,7 @@ def test_errors_of_the_server_tell_nothing(bundle: Path, monkeypatch: pytest.Mon
         def broken(*given: object) -> None:
             raise ValueError("a secret")
 
-        monkeypatch.setattr("hotbed.serve.http.model.looked_up", broken)
+        monkeypatch.setattr(Lookups, "vectors", broken)
         error = both.grpc.refused("ModelInfer", ONE)
     assert error.code() is Code.INTERNAL
     assert error.details() == "The server could not answer. Its log says why."

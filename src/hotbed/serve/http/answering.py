@@ -9,12 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hotbed.serve.bundles.bundle import LookupEntry
-from hotbed.serve.bundles.reading import BundleTable, Ids, ReadTable
-from hotbed.serve.bundles.reading import looked_up as read_vectors
+from hotbed.serve.bundles.reading import BundleTable, Ids, ReadTable, looked_up
 from hotbed.serve.bundles.versions import Version
 from hotbed.serve.http.parts import Input, Part
 
-__all__ = ["Answering", "Answers", "looked_up"]
+__all__ = ["Answering", "Answers", "Lookups"]
 
 Answers = dict[str, NDArray[np.generic]]
 """Outputs by name, (B, ...) each."""
@@ -32,20 +31,34 @@ class Answering(Protocol):
     def answers(self, asked: Mapping[str, Part], tables: Mapping[str, ReadTable]) -> Answers: ...
 
 
-def looked_up(
-    lookups: Sequence[LookupEntry],
-    inputs: Mapping[str, Input],
-    tables: Mapping[str, ReadTable],
-    asked: Mapping[str, Part],
-) -> Answers:
-    """Return the vectors of some samples, by the names that the dense part has for them."""
-    requested = []
-    for lookup in lookups:
-        part = asked[lookup["input"]]
-        ids, ends = inputs[lookup["input"]].bags(part)
-        offsets: NDArray[np.int64] | None = ends
-        if lookup["combiner"] == "none":
-            ids, offsets = ids.reshape(part.values.shape), None
-        requested.append(Ids.of(lookup, tables[lookup["table"]], ids, offsets))
-    names = [lookup["vectors"] for lookup in lookups]
-    return dict(zip(names, read_vectors(requested), strict=True))
+class Lookups:
+    """Lookups of a model.
+
+    Args:
+        entries: what the bundle says of them.
+        inputs: of the model, by name.
+    """
+
+    def __init__(self, entries: Sequence[LookupEntry], inputs: Mapping[str, Input]) -> None:
+        self._vectors = [each["vectors"] for each in entries]
+        self._each = [
+            (
+                each["input"],
+                inputs[each["input"]].bags,
+                each["table"],
+                (each["combiner"], each["padding_idx"], each["dtype"]),
+            )
+            for each in entries
+        ]
+
+    def vectors(self, tables: Mapping[str, ReadTable], asked: Mapping[str, Part]) -> Answers:
+        """Return the vectors of some samples, by the names that the dense part has for them."""
+        wanted = []
+        for name, bags, table, how in self._each:
+            part = asked[name]
+            ids, offsets = bags(part)
+            if how[0] == "none":
+                wanted.append(Ids(tables[table], ids.reshape(part.values.shape), None, *how))
+            else:
+                wanted.append(Ids(tables[table], ids, offsets, *how))
+        return dict(zip(self._vectors, looked_up(wanted), strict=True))

@@ -14,7 +14,7 @@ from hotbed.serve.bundles.manifests import read_whole
 from hotbed.serve.bundles.reading import ReadTable
 from hotbed.serve.bundles.sessions import Session, session_of
 from hotbed.serve.bundles.versions import Version, fault_of_sizes, open_layers
-from hotbed.serve.http.answering import Answers, looked_up
+from hotbed.serve.http.answering import Answers, Lookups
 from hotbed.serve.http.limits import Limits
 from hotbed.serve.http.parts import Input, Part, inputs_of_bundle
 from hotbed.serve.http.records import records_of
@@ -48,6 +48,7 @@ class ServedModel:
         self.inputs: Mapping[str, Input] = inputs_of_bundle(self.about, settings.limits)
         self.records = records_of(self.about, self.inputs, settings.limits)
         self.lookups, self.tables = self.about["lookups"], layers.tables
+        self._lookups = Lookups(self.lookups, self.inputs)
         self.topk = topk_of(layers, self.inputs, settings.threads)
         self._outputs = [each["name"] for each in self.about["outputs"]]
         self._dense = _session(folder, version, layers.dense, settings.threads)
@@ -63,7 +64,7 @@ class ServedModel:
         fed = {
             name: asked[name].values for name, each in self.inputs.items() if each.about["dense"]
         }
-        fed |= looked_up(self.lookups, self.inputs, tables, asked)
+        fed |= self._lookups.vectors(tables, asked)
         return dict(zip(self._outputs, self._dense.run(self._outputs, fed), strict=True))
 
     def _warm_up(self, folder: str, limits: Limits) -> None:

@@ -13,7 +13,7 @@ from hotbed.serve.bundles.bundle import USER_VECTOR, TopKEntry
 from hotbed.serve.bundles.reading import ReadTable
 from hotbed.serve.bundles.sessions import session_of
 from hotbed.serve.bundles.versions import Layers, ServedItems
-from hotbed.serve.http.answering import Answering, Answers, looked_up
+from hotbed.serve.http.answering import Answering, Answers, Lookups
 from hotbed.serve.http.errors import RequestError, wrong
 from hotbed.serve.http.limits import Limits
 from hotbed.serve.http.parts import Input, Part
@@ -51,6 +51,7 @@ class TopK:
         limits = self.inputs[about["inputs"][0]].limits
         self.records = records_of(layers.about, self.inputs, limits)
         self.lookups = [each for each in layers.about["lookups"] if each["input"] in self.inputs]
+        self._lookups = Lookups(self.lookups, self.inputs)
         self.at, self.tables = layers.version, layers.tables
         self._items = items.vectors
         self._users = session_of(items.users, threads)
@@ -65,7 +66,7 @@ class TopK:
     def found(self, asked: Mapping[str, Part], tables: Mapping[str, ReadTable], k: int) -> Answers:
         """Return `k` items of each user, and their scores, the best first."""
         given = {name: part.values for name, part in asked.items()}
-        given |= looked_up(self.lookups, self.inputs, tables, asked)
+        given |= self._lookups.vectors(tables, asked)
         (users,) = self._users.run([USER_VECTOR], {name: given[name] for name in self._taken})
         best = self._items.search(users.astype(np.float32, copy=False), k)
         return {"items": best.ids, "scores": best.scores}
