@@ -26,7 +26,7 @@ ROWS, QUICK_ROWS = 384_615, 4_000
 BATCH = 512
 RATE = 300
 SECONDS, QUICK_SECONDS = 15.0, 1.0
-ROUNDS = 3
+ROUNDS = 5
 BODIES = 40
 """Different requests."""
 HOTBED, TORCH = "hotbed", "torch and FastAPI"
