@@ -151,7 +151,8 @@ TESTS = {
         "dist/test_hosts_ahead.py",
     ),
     **dict.fromkeys(
-        ("dist/owned", "dist/whole_batches"), "dist/test_owned.py dist/test_owned_ahead.py"
+        ("dist/owned_ahead", "dist/whole_ahead", "dist/whole_batches"),
+        "dist/test_owned.py dist/test_owned_ahead.py",
     ),
     **dict.fromkeys(
         ("dist/averaging", "dist/dense", "dist/distribute"),
