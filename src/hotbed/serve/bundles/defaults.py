@@ -91,18 +91,18 @@ def first_entry(table: LiveTable) -> FirstEntry:
     Raises:
         ExportError: its optimizer moves rows that no batch has had, so that training reads others.
     """
-    spec, rule = table.spec, table.rule
+    about, rule = described(table.spec), table.rule
     if rule is not None and rule.has_moved_untouched:
-        raise ExportError(moving(spec.name))
+        raise ExportError(moving(table.name))
     return {
         "key": f"{table.key:016x}",
-        "init": described(spec)["init"],
+        "init": about["init"],
         "bands": [
             {"end": end, "kind": Kind(kind).name, "numbers": [*map(float, numbers)]}
-            for end, kind, *numbers in spec.bands()
+            for end, kind, *numbers in table.spec.bands()
         ],
-        "padding_idx": spec.padding_idx,
-        "dtype": str(spec.dtype).removeprefix("torch."),
+        "padding_idx": about["padding_idx"],
+        "dtype": about["dtype"],
     }
 
 

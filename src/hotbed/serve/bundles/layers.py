@@ -67,15 +67,24 @@ def encoded_bits(about: TableEntry, weights: Tensor) -> NDArray[np.uint8]:
 
 def decoded_bits(about: TableEntry, bits: NDArray[np.uint8]) -> NDArray[np.float32]:
     """Return the (n, dim) rows that are read of (n, bytes) as a table stores them."""
+    rows, scales = _parts(about, bits)
+    stored = Stored(torch.from_numpy(rows), None if scales is None else torch.from_numpy(scales))
+    found: NDArray[np.float32] = (
+        ROW_FORMATS[about["stored_as"]].decoded(stored, about["dim"]).numpy()
+    )
+    return found
+
+
+def _parts(
+    about: TableEntry, bits: NDArray[np.uint8]
+) -> tuple[NDArray[np.generic], NDArray[np.generic] | None]:
+    """Return rows, and their scales, of (n, bytes) as a table stores them."""
     how = ROW_FORMATS[about["stored_as"]]
     split = how.columns(about["dim"]) * np.dtype(how.dtype).itemsize
-    rows, scales = np.ascontiguousarray(bits[:, :split]).view(how.dtype), None
-    if how.scale_dtype is not None:
-        scales = torch.from_numpy(np.ascontiguousarray(bits[:, split:]).view(how.scale_dtype))
-    found: NDArray[np.float32] = how.decoded(
-        Stored(torch.from_numpy(rows), scales), about["dim"]
-    ).numpy()
-    return found
+    rows = np.ascontiguousarray(bits[:, :split]).view(how.dtype)
+    if how.scale_dtype is None:
+        return rows, None
+    return rows, np.ascontiguousarray(bits[:, split:]).view(how.scale_dtype)
 
 
 class NewLayer:
@@ -139,20 +148,18 @@ class _LayerFiles:
     def __init__(self, folder: str, files: str, base: TableEntry, count: int) -> None:
         self._prefix, how = os.path.join(folder, files), ROW_FORMATS[base["stored_as"]]
         self._entry: TableEntry = {**base, "files": files, "rows": count, "static": False}
-        self._dtype, self._scale_dtype = np.dtype(how.dtype), how.scale_dtype
-        columns = how.columns(base["dim"])
-        self._split = columns * self._dtype.itemsize
-        self._rows = new_mapped(f"{self._prefix}.rows.npy", how.dtype, (count, columns))
+        shape = count, how.columns(base["dim"])
+        self._rows = new_mapped(f"{self._prefix}.rows.npy", how.dtype, shape)
         self._scales = None
         if how.scale_dtype is not None:
             self._scales = new_mapped(f"{self._prefix}.scales.npy", how.scale_dtype, (count, 2))
 
     def rows(self, some: slice, bits: NDArray[np.uint8]) -> None:
         """Write rows as they are stored."""
-        self._rows[some] = np.ascontiguousarray(bits[:, : self._split]).view(self._dtype)
-        if self._scales is not None:
-            scales = np.ascontiguousarray(bits[:, self._split :])
-            self._scales[some] = scales.view(np.dtype(self._scale_dtype))
+        rows, scales = _parts(self._entry, bits)
+        self._rows[some] = rows
+        if self._scales is not None and scales is not None:
+            self._scales[some] = scales
 
     def finish(self, ids: NDArray[np.int64], default: Default) -> TableEntry:
         """Write the rest."""

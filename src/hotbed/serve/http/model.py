@@ -16,7 +16,7 @@ from hotbed.serve.bundles.sessions import Session, session_of
 from hotbed.serve.bundles.versions import Version, fault_of_sizes, open_layers
 from hotbed.serve.http.answering import Answers, Lookups
 from hotbed.serve.http.limits import Limits
-from hotbed.serve.http.parts import Input, Part, inputs_of_bundle
+from hotbed.serve.http.parts import Input, Part, inputs_of_bundle, parts_of_lists
 from hotbed.serve.http.records import records_of
 from hotbed.serve.http.settings import ServeSettings
 from hotbed.serve.http.topk import topk_of
@@ -72,7 +72,7 @@ class ServedModel:
         instances = self.sample["instances"]
         columns = {name: [each[name] for each in instances] for name in self.inputs}
         inputs = inputs_of_bundle(self.about, dataclasses.replace(limits, ids=sys.maxsize))
-        parts = {name: each.of_lists(columns[name]) for name, each in inputs.items()}
+        parts = parts_of_lists(inputs, columns)
         found = self.answers(parts, self.tables)
         for name, values in found.items() if not self.at.number else ():
             told = np.asarray([each[name] for each in self.sample["predictions"]], np.float64)
