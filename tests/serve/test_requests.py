@@ -441,3 +441,33 @@ def test_a_bundle_that_answers_otherwise_is_refused(bundle: Path, tmp_path: Path
         app_of(ServeSettings(bundle=str(copy), name="clicks"))
     with pytest.raises(hb.serve.BundleError, match="is no bundle"):
         app_of(ServeSettings(bundle=str(tmp_path), name="clicks"))
+
+
+class Pair(nn.Module):
+    """Answers with the rows of two static tables, of which a sample has an id each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        tables = [hb.Table("a", 2, rows=5), hb.Table("b", 2, rows=9)]
+        self.vectors = hb.EmbeddingCollection(tables, seed=1)
+
+    def forward(self, batch: dict[str, Tensor]) -> Tensor:
+        return torch.cat([*self.vectors(batch).values()], 1)
+
+
+def test_ids_that_are_read_together(tmp_path: Path) -> None:
+    """Each is checked by its own table, and told by its name."""
+    model, sample = Pair(), {"a": torch.arange(5), "b": torch.arange(5)}
+    bundle = hb.export(model, tmp_path / "pair", sample=sample)
+    path, refused = "/v1/models/pair:predict", {
+        "a": ([5], [-1], [2**63], [True], [1.0], ["1"], [None], [[1]]),
+        "b": ([9], [-(2**63) - 1], [{}]),
+    }  # fmt: skip
+    with TestClient(app_of(ServeSettings(bundle=str(bundle), name="pair"))) as client:
+        for name, wrong in refused.items():
+            for ids in wrong:
+                answer = client.post(path, json={"inputs": {"a": [4], "b": [4], name: ids}})
+                assert answer.status_code == 400 and answer.json()["error"].startswith(f"{name}: ")
+        answer = client.post(path, json={"inputs": {"b": [8, 0], "a": [4, 2]}})
+        expected = model.eval()({"a": torch.tensor([4, 2]), "b": torch.tensor([8, 0])})
+        np.testing.assert_array_equal(np.float32(answer.json()["outputs"]), expected.detach())
