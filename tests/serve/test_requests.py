@@ -459,10 +459,11 @@ def test_ids_that_are_read_together(tmp_path: Path) -> None:
     """Each is checked by its own table, and told by its name."""
     model, sample = Pair(), {"a": torch.arange(5), "b": torch.arange(5)}
     bundle = hb.export(model, tmp_path / "pair", sample=sample)
-    path, refused = "/v1/models/pair:predict", {
-        "a": ([5], [-1], [2**63], [True], [1.0], ["1"], [None], [[1]]),
-        "b": ([9], [-(2**63) - 1], [{}]),
-    }  # fmt: skip
+    path = "/v1/models/pair:predict"
+    refused: dict[str, list[list[Any]]] = {
+        "a": [[5], [-1], [2**63], [True], [1.0], ["1"], [None], [[1]]],
+        "b": [[9], [-(2**63) - 1], [{}]],
+    }
     with TestClient(app_of(ServeSettings(bundle=str(bundle), name="pair"))) as client:
         for name, wrong in refused.items():
             for ids in wrong:
