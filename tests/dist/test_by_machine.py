@@ -22,10 +22,11 @@ from dist.worlds import run
 from torch.distributed.algorithms.join import Join
 
 import hotbed as hb
+from hotbed import _core
 from hotbed.dist import CODECS, PeerError, Plan, Replicated, RowWise, TableWise, by_machine
 from hotbed.dist.by_machine import ByMachine
 from hotbed.dist.errors import PeerLost
-from hotbed.dist.exchange import Fetched, Given
+from hotbed.dist.exchange import Fetched
 
 pytestmark = pytest.mark.process
 WORLD, LOCAL = 4, 2
@@ -194,7 +195,7 @@ def test_a_fault_of_a_codec_is_raised_where_its_table_does_not_lie() -> None:
 FAULTS: dict[str, Any] = {
     **dict.fromkeys(["encode rows", "decode rows", "encode gradients", "decode gradients"]),
     "copy_out": Fetched,
-    "in_core": Given,
+    "write_given": _core.Exchange,
     "sums": ByMachine,
 }
 """Methods that break, by the class; of codecs, what they break."""
@@ -244,7 +245,7 @@ def faults(rank: int, world: int, fault: str, memory: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fault", "memory"), [*[(fault, True) for fault in FAULTS], ("in_core", False)]
+    ("fault", "memory"), [*[(fault, True) for fault in FAULTS], ("write_given", False)]
 )
 def test_a_fault_of_one_rank_is_raised_on_all(fault: str, memory: bool) -> None:
     run(WORLD, faults, fault, memory)

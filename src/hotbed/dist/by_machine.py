@@ -135,19 +135,16 @@ class ByMachine:
             places: where the gradients are.
             chosen: for each table of `across` whether any came.
         """
-        counts, sums = batch.unique_counts(), []
-        for spec, count, some in zip(self._specs, counts, chosen, strict=True):
+        sums, rows_at, slots_at = [], [], []
+        for spec, count, some in zip(self._specs, batch.unique_counts(), chosen, strict=True):
             n = count if some else 0
             rows = torch.empty((n, spec.dim), dtype=spec.compute_dtype, device="cpu")
-            sums.append(Given(rows, torch.empty(n, dtype=torch.int64, device="cpu")))
+            slots = torch.empty(n, dtype=torch.int64, device="cpu")
+            sums.append(Given.of(rows, slots))
+            rows_at.append(rows.data_ptr() if some else 0)
+            slots_at.append(slots.data_ptr() if some else 0)
         batch.find_slots()
-        to = [
-            (one.rows.data_ptr(), one.slots.data_ptr())
-            if some and one.slots is not None
-            else (0, 0)
-            for one, some in zip(sums, chosen, strict=True)
-        ]
-        batch.reduce(places, [rows for rows, _ in to], [slots for _, slots in to])
+        batch.reduce(places, rows_at, slots_at)
         return sums
 
 

@@ -28,13 +28,13 @@ def deliver(
         For each shard of this rank: its live table, (m,) its ids, one rank's after the other's, and
         (m, columns) rows.
     """
-    given = Given(rows.contiguous(), requests.by_owner.new_positions)
+    given = Given.of(rows.contiguous(), requests.by_owner.new_positions)
     received = send_written(
         ranks,
         "rows",
         requests.core.given_sizes([True], True),
         lambda messages: requests.core.write_given(
-            [True], True, [given.in_core()], addresses(messages)
+            [True], True, [given.in_core], addresses(messages)
         ),
     )
     begins = [0] * ranks.size

@@ -94,17 +94,22 @@ class Fetched:
 class Given(NamedTuple):
     """Rows of a table, or their gradients, for its owners."""
 
-    rows: Tensor
-    """(n, dim)."""
-    slots: Tensor | None = None
-    """(n,) int64, each at most once: row i belongs to the id number slots[i] - first of those asked for, and
-    ids without one get zeros. None: each id has one, in their order."""
-    first: int = 0
+    in_core: tuple[int, int, int, int]
+    """Addresses of slots, or 0, and rows, how many they are, and the slot of the first id that was asked for;
+    good as long as `held` is."""
+    held: object
+    """What lies there."""
 
-    def in_core(self) -> tuple[int, int, int, int]:
-        """Return addresses and sizes, good as long as the tensors are."""
-        slots = 0 if self.slots is None else self.slots.data_ptr()
-        return slots, self.rows.data_ptr(), self.rows.shape[0], self.first
+    @classmethod
+    def of(cls, rows: Tensor, slots: Tensor | None = None) -> Given:
+        """Return (n, dim) contiguous rows.
+
+        Args:
+            slots: (n,) int64, each at most once: row i belongs to the id number slots[i] of those asked for,
+                and ids without one get zeros. None: each id has one, in their order.
+        """
+        slots_at = 0 if slots is None else slots.data_ptr()
+        return cls((slots_at, rows.data_ptr(), rows.shape[0], 0), (rows, slots))
 
 
 _NOTHING_GIVEN = 0, 0, 0, 0
@@ -314,7 +319,7 @@ def send_given(
 
     def write(buffers: list[Tensor]) -> None:
         made = cast(Sequence[Given | None], make())  # kept while the core reads it
-        places = [_NOTHING_GIVEN if one is None else one.in_core() for one in made]
+        places = [_NOTHING_GIVEN if one is None else one.in_core for one in made]
         core.write_given(chosen, False, places, addresses(buffers))
 
     sizes, layout = core.given_sizes(chosen, False), requests.by_owner.layout

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Collection, Iterable, Sequence
-from typing import cast
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -91,18 +90,15 @@ def collect(
         declared: what must be alike on all ranks.
     """
     places = [live.place.number for live in tables]
-    waiting = [waiting_of(live) for live in tables]
     while True:
         lookups = ranks.waiting.lookups
-        own = [_by_lookup(live, one, lookups) for live, one in zip(tables, waiting, strict=True)]
-        flags = [
-            flag
-            for of_table in own
-            for flag in [
-                0 if g is None else 1 if type(g) is lookup.kind_given else _NOT_TAKEN
-                for g, lookup in zip(of_table, lookups, strict=True)
+        own = _by_lookup(tables, lookups)
+        flags: list[int] = []
+        for lookup, of_tables in zip(lookups, own, strict=True):
+            taken = lookup.kind_given
+            flags += [
+                0 if one is None else 1 if type(one) is taken else _NOT_TAKEN for one in of_tables
             ]
-        ]
         opened = ranks.handshake(kind, [*values, *flags], places, declared=declared)
         of_ranks = opened.values[:, len(values) :]
         if not bool((of_ranks == _NOT_TAKEN).any()):
@@ -117,7 +113,7 @@ def serve_collect(ranks: Ranks, opened: Handshake, width: int) -> Collected:
         serve_merge(ranks, ranks.serve())
         opened = ranks.serve()
     tables = [ranks.table(number) for number in opened.tables]
-    nothing: list[list[object]] = [[None] * len(opened.waiting) for _ in tables]
+    nothing: list[list[object]] = [[None] * len(tables) for _ in opened.waiting]
     return _brought(ranks, opened, tables, nothing, opened.values[:, width:])
 
 
@@ -129,27 +125,41 @@ _NOT_TAKEN = 2
 0 that there is none."""
 
 
-def _by_lookup(
-    live: TableOnRanks, waiting: WaitingOnRanks, lookups: list[KeptLookup]
-) -> list[object]:
-    """The gradient of a table for each lookup; None where there is none."""
+def _by_lookup(tables: Sequence[TableOnRanks], lookups: Sequence[KeptLookup]) -> list[list[object]]:
+    """Return, for each lookup, the gradient of each table; None where there is none."""
+    found: list[list[object]] = [[None] * len(tables) for _ in lookups]
+    at_of = {id(lookup): at for at, lookup in enumerate(lookups)}
+    for t, live in enumerate(tables):
+        waiting = waiting_of(live)
+        shares = waiting.shares
+        if len(shares) == 1 and not waiting.sources and stored_gradient(live.parameter) is None:
+            share = shares[0]
+            if isinstance(share, GradientRows) and share.distinct:
+                lookup: KeptLookup | None = getattr(share.claim, "lookup", None)
+                at = at_of.get(id(lookup))
+                if lookup is not None and at is not None:  # as one backward has left it
+                    first = lookup.first_slots[lookup.layout.position[live.place.number]]
+                    found[at][t] = Given((*share.in_core, first), share)
+                    continue
+        for at, one in _divided(live, waiting, lookups):
+            found[at][t] = one
+    return found
+
+
+def _divided(
+    live: TableOnRanks, waiting: WaitingOnRanks, lookups: Sequence[KeptLookup]
+) -> Iterator[tuple[int, object]]:
+    """Yield what is left for a table, by positions of the lookups that it is of."""
     handle, number = live.parameter, live.place.number
-    found: list[object] = [None] * len(lookups)
     if by_bags := waiting.by_bags(handle):
         of_lookups = {id(share.batch.lookup): share for share in by_bags}
-        return [of_lookups.get(id(lookup)) for lookup in lookups]
-    shares = waiting.shares
-    if len(shares) == 1 and not waiting.sources and stored_gradient(handle) is None:
-        share = cast(GradientRows, shares[0])
-        for at, lookup in enumerate(lookups if share.distinct else ()):
-            if lookup is getattr(share.source, "lookup", None):  # as one backward has left it
-                t = lookup.layout.position[number]
-                found[at] = Given(share.rows, share.slots, lookup.first_slots[t])
-                return found
+        for at, lookup in enumerate(lookups):
+            yield at, of_lookups.get(id(lookup))
+        return
     left = [getattr(o, "lookup", None) for o in waiting.sources_of(handle)]
     rows = waiting.in_rows(live)
     if rows is None:
-        return found
+        return
     for at, lookup in enumerate(lookups):
         t = lookup.layout.position.get(number, -1)
         if t < 0:
@@ -158,18 +168,17 @@ def _by_lookup(
         own = rows.slots - first
         inside = (own >= 0) & (own < count)
         if rows.distinct and own.shape[0] == count and bool(inside.all()):
-            found[at] = Given(rows.rows, rows.slots, first)
+            yield at, Given((*rows.in_core, first), rows)
             continue
         here = torch.nonzero(inside).flatten()
         if not here.shape[0] and not any(one is lookup for one in left):
             continue
         if count and not rows.slots.shape[0]:
-            found[at] = _EMPTIED
+            yield at, _EMPTIED
             continue
         grad = torch.zeros((count, live.spec.dim), dtype=live.spec.compute_dtype, device="cpu")
         grad.index_add_(0, own[here], rows.rows[here])
-        found[at] = Given(grad)
-    return found
+        yield at, Given.of(grad)
 
 
 def _brought(
@@ -179,18 +188,16 @@ def _brought(
     own: list[list[object]],
     flags: Tensor,
 ) -> Collected:
-    any_rank: list[list[bool]] = flags.any(0).view(len(tables), len(opened.waiting)).tolist()
+    by_lookup = flags.any(0).view(len(opened.waiting), len(tables))
     kept = [live for live in tables if live.place.number in opened.clipped]
-    stepped = [
-        live
-        for live, of_table in zip(tables, any_rank, strict=True)
-        if True in of_table or live in kept
-    ]
+    of_tables: list[bool] = by_lookup.any(0).tolist()
+    stepped = [live for live, some in zip(tables, of_tables, strict=True) if some or live in kept]
     found = Collected(stepped, kept)
     found.fault = _fault_of_kept(opened, kept)
     numbers = [live.place.number for live in tables]
     steps: dict[int, int] = {}
-    for at, lookup in enumerate(opened.waiting):
+    every: list[list[bool]] = by_lookup.tolist()
+    for lookup, any_rank, of_own in zip(opened.waiting, every, own, strict=True):
         position = lookup.layout.position
         if lookup.needs_seeds and not steps:  # else nothing is rounded
             rules = [(live.place.number, live.rule) for live in tables]
@@ -198,11 +205,10 @@ def _brought(
         seeds = [steps.get(number, 0) for number in position]
         given: list[object] = [None] * len(position)
         chosen = [False] * len(position)
-        for number, of_table, of_own in zip(numbers, any_rank, own, strict=True):
-            if of_table[at]:
+        for number, some, one in zip(numbers, any_rank, of_own, strict=True):
+            if some:
                 t = position[number]
-                chosen[t] = True
-                given[t] = of_own[at]
+                chosen[t], given[t] = True, one
         if not any(chosen):
             continue
         ranks.waiting.tell_of(lookup)

@@ -188,7 +188,13 @@ class ShardedPendingGradient(PendingOnRanks):
         if not any(self._first_slots):
             return shares
         return [
-            share._replace(slots=share.slots + self._first_slots[t])
+            GradientRows(
+                share.slots + self._first_slots[t],
+                share.rows,
+                share.distinct,
+                share.finite,
+                share.claim,
+            )
             for t, share in zip(tables, shares, strict=True)
         ]
 

@@ -111,6 +111,8 @@ def ways_of(call: Call, places: Sequence[ShardedPlace]) -> list[int]:
         places: of the tables.
     """
     count = len(places)
+    if all(bag.fixed == 1 for bag in call.bags):
+        return [0] * count
     features, ids, bags = [0] * count, [0] * count, [0] * count
     weighed = set()
     for bag, t in zip(call.bags, call.table_of, strict=True):

@@ -10,7 +10,7 @@ import inspect
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from types import GetSetDescriptorType
-from typing import NamedTuple, Protocol, SupportsIndex
+from typing import Protocol, SupportsIndex
 
 import torch
 from torch import Tensor
@@ -213,19 +213,46 @@ def norm_of_rows(rows: Tensor, norm_type: float) -> Tensor:
     return total.pow(1 / norm_type).to(norms.dtype)
 
 
-class GradientRows(NamedTuple):
-    """Gradient rows of one backward for a table in the core's memory."""
+class GradientRows:
+    """Gradient rows of one backward for a table in the core's memory.
 
-    slots: Tensor
-    """(n,) int64."""
-    rows: Tensor
-    """(n, dim) of the compute dtype."""
-    distinct: bool = False
-    """Whether each slot is known to come once."""
-    finite: bool = False
-    """Whether all rows are known to be."""
-    claim: object = None
-    """What keeps the rows of the slots where they are; None where they never leave."""
+    Attributes:
+        in_core: addresses of the slots and rows, and how many they are.
+        distinct: whether each slot is known to come once.
+        finite: whether all rows are known to be.
+        claim: keeps the rows of the slots where they are; None where they never leave.
+    """
+
+    __slots__ = ("_tensors", "claim", "distinct", "finite", "in_core")
+
+    def __init__(
+        self,
+        slots: Tensor,
+        rows: Tensor,
+        distinct: bool = False,
+        finite: bool = False,
+        claim: object = None,
+    ) -> None:
+        """`slots`: (n,) int64; `rows`: (n, dim) of the compute dtype."""
+        self._tensors: tuple[Tensor, Tensor] | None = (slots, rows)
+        self.in_core = slots.data_ptr(), rows.data_ptr(), slots.shape[0]
+        self.distinct, self.finite, self.claim = distinct, finite, claim
+
+    @property
+    def tensors(self) -> tuple[Tensor, Tensor]:
+        """Return `slots` and `rows`."""
+        assert self._tensors is not None
+        return self._tensors
+
+    @property
+    def slots(self) -> Tensor:
+        """(n,) int64."""
+        return self.tensors[0]
+
+    @property
+    def rows(self) -> Tensor:
+        """(n, dim) of the compute dtype."""
+        return self.tensors[1]
 
     @property
     def source(self) -> object:
@@ -233,7 +260,7 @@ class GradientRows(NamedTuple):
 
     def coo(self, handle: Tensor) -> TableGradient:
         """The same as the gradient of the handle."""
-        return TableGradient.over(self.slots, self.rows, handle.shape, [self.claim])
+        return TableGradient.over(*self.tensors, handle.shape, [self.claim])
 
 
 class GradientShare(Protocol):
@@ -373,7 +400,7 @@ class WaitingGradient:
         parts = []
         for share in shares:
             assert isinstance(share, GradientRows)
-            parts.append((share.slots, share.rows))
+            parts.append(share.tensors)
         sources = [share.source for share in shares]
         if stored is not None and stored.is_sparse:
             own = _table_of(handle).compute_dtype

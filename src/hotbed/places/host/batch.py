@@ -273,40 +273,72 @@ class HostPendingGradient(NamedTuple):
     def shares(self, tables: Sequence[int], *, divisor: int = 1) -> list[GradientRows]:
         """As `PendingGradient.shares`. `divisor`: of all sums."""
         every = self.core.unique_counts()
-        counts = [every[t] for t in tables]
-        indices = torch.empty(sum(counts), dtype=torch.int64, device="cpu")
-        slots_of = dict(zip(tables, indices.split(counts), strict=True))  # type: ignore[no-untyped-call]
-        values_at, indices_at = [0] * len(self.live), [0] * len(self.live)
-        at = indices.data_ptr()
+        slots = torch.empty(sum(every[t] for t in tables), dtype=torch.int64, device="cpu")
         alike: dict[tuple[torch.dtype, int], list[int]] = {}
-        for t, count in zip(tables, counts, strict=True):
-            indices_at[t], at = at, at + 8 * count
+        for t in tables:
             table = self.live[t]
             alike.setdefault((table.compute_dtype, table.spec.dim), []).append(t)
-        # One block of values for tables whose rows are alike: memory is taken, and given back, once.
-        rows_of: dict[int, Tensor] = {}
-        blocks = []
+        # One block for tables whose rows are alike: memory is taken, and given back, once.
+        blocks: list[_Block] = []
+        places: dict[int, tuple[_Block, int]] = {}
+        values_at, slots_at = [0] * len(self.live), [0] * len(self.live)
+        slot_at, begin = slots.data_ptr(), 0
         for (dtype, dim), same in alike.items():
-            sizes = [every[t] for t in same]
-            block = _core.empty([sum(sizes), dim], CORE_DTYPES[dtype])
+            count = sum(every[t] for t in same)
+            rows: Tensor = _core.empty([count, dim], CORE_DTYPES[dtype])
+            block = slots[begin : begin + count], rows
             blocks.append(block)
-            at = block.data_ptr()
-            for t, rows in zip(same, block.split(sizes), strict=True):
-                rows_of[t], values_at[t], at = rows, at, at + every[t] * dim * dtype.itemsize
-        all_finite = self.core.reduce(self.places, values_at, indices_at)
-        for block in blocks if divisor > 1 else ():
-            block.div_(divisor)
-        shares = []
+            row_at, at = rows.data_ptr(), 0
+            for t in same:
+                places[t], slots_at[t], values_at[t] = (block, at), slot_at, row_at
+                at += every[t]
+                slot_at += every[t] * slots.itemsize
+                row_at += every[t] * dim * dtype.itemsize
+            begin += count
+        all_finite = self.core.reduce(self.places, values_at, slots_at)
+        for _, rows in blocks if divisor > 1 else ():
+            rows.div_(divisor)
+        claim, shares = self.claim, list[GradientRows]()
         for t in tables:
-            slots, rows = slots_of[t], rows_of[t]
-            if not self.all_stored:
-                kept = slots >= 0
-                slots, rows = slots[kept], rows[kept]
-            # Torch adds to it in place, which memory of the core would not allow.
-            if not slots.shape[0]:
-                slots, rows = slots.clone(), torch.empty_like(rows)
-            shares.append(GradientRows(slots, rows, True, all_finite[t], self.claim))
+            in_core = slots_at[t], values_at[t], every[t]
+            share = SummedRows(*places[t], in_core, all_finite[t], claim)
+            shares.append(share if self.all_stored and every[t] else share.stored())
         return shares
+
+
+_Block = tuple[Tensor, Tensor]
+"""(n,) slots, -1 where the id has no row, and (n, dim) rows, of one table after the other."""
+
+
+class SummedRows(GradientRows):
+    """Some rows of a block, each slot once. Tensors are made when somebody asks for them."""
+
+    __slots__ = ("_begin", "_block")
+
+    def __init__(
+        self,
+        block: _Block,
+        begin: int,
+        in_core: tuple[int, int, int],
+        finite: bool,
+        claim: object,
+    ) -> None:
+        self._block, self._begin, self.in_core = block, begin, in_core
+        self._tensors, self.distinct, self.finite, self.claim = None, True, finite, claim
+
+    @property
+    def tensors(self) -> tuple[Tensor, Tensor]:
+        if self._tensors is None:
+            at = slice(self._begin, self._begin + self.in_core[2])
+            self._tensors = self._block[0][at], self._block[1][at]
+        return self._tensors
+
+    def stored(self) -> GradientRows:
+        """Return those of ids that have a row, in memory of torch where there are none: torch adds to it in
+        place, which memory of the core would not allow."""
+        slots, rows = self.tensors
+        kept = slots >= 0
+        return GradientRows(slots[kept], rows[kept], True, self.finite, self.claim)
 
 
 class MemoryLookups(CoreLookups):

@@ -59,9 +59,7 @@ class HostParticipant:
         rows: GradientRows,
     ) -> None:
         """A table with a gradient, of an optimizer that is known to hold it."""
-        slots, values = rows.slots, rows.rows
-        at = slots.data_ptr(), values.data_ptr(), slots.shape[0]
-        self._entries.append((rule, *at, hyper, rows.distinct, rows.finite))
+        self._entries.append((rule, *rows.in_core, hyper, rows.distinct, rows.finite))
         self._tables.append(live)
         self._held.append(rows)
 
