@@ -112,8 +112,24 @@ TESTS = {
     ),
     **dict.fromkeys(
         ("dist/loaders", "dist/join"),
-        "dist/test_uneven.py dist/test_loaders.py dist/test_out_of_step.py dist/test_habits.py",
+        "dist/test_uneven.py dist/test_loaders.py dist/test_out_of_step.py dist/test_habits.py "
+        "dist/test_uneven_dense.py dist/test_join_errors.py",
     ),
+    **dict.fromkeys(
+        (
+            "dist/costs",
+            "dist/flows",
+            "dist/grids",
+            "dist/measured",
+            "dist/measuring",
+            "dist/rates",
+            "dist/traffic",
+        ),
+        "dist/test_costs.py dist/test_flows.py dist/test_grids.py dist/test_measured.py dist/test_rates.py "
+        "dist/test_traffic.py",
+    ),
+    "dist/participant": "dist/test_sharded.py dist/test_agreement.py dist/test_out_of_step.py "
+    "dist/test_uneven.py dist/test_uneven_dense.py dist/test_alike_on_ranks.py optim/test_guards.py",
     **dict.fromkeys(
         ("dist/declarations", "dist/handshake", "dist/long_work"),
         "dist/test_declarations.py dist/test_agreement.py dist/test_out_of_step.py "

@@ -63,8 +63,27 @@ def test_other_ranks_go_on_from_a_chain(
 ) -> None:
     path = str(tmp_path / "run")
     run(before[0], save_some, path, before[1], untouched)
+    assert_changes_have_states(path, untouched)
     run(after[0], load, path, after[1], untouched)
     run(after[0], go_on, path, untouched)
+
+
+def assert_changes_have_states(path: str, untouched: str) -> None:
+    """Changes are whole rows, with the states that a load gives them, or has yet to bring up to date."""
+    model = collection()
+    optimizer = optimizer_of(model, untouched)
+    hb.load(path, model, optimizer)
+    for name, saved in zip(model.tables, optimizer.state_dict()["state"].values(), strict=True):
+        at = {id: row for row, id in enumerate(saved["ids"].tolist())}
+        names = {key for key, value in saved.items() if getattr(value, "dim", int)() == 2}
+        for some in hb.checkpoint.changes(path, name, since=0):
+            assert names and {*some.states} == names
+            rows = [at[id] for id in some.ids.tolist()]
+            assert (some.steps is None) == (untouched == "lazy")
+            for state, values in some.states.items():
+                found, wanted = torch.from_numpy(values), saved[state][rows]
+                assert found.shape == wanted.shape
+                assert untouched == "exact" or torch.equal(found, wanted), (name, state)
 
 
 def refused(rank: int, world: int, path: str) -> None:

@@ -72,8 +72,8 @@ def merge(
 def _pieces(links: list[Link]) -> Iterator[Piece]:
     entries = links[0].manifest["tables"]
     columns = {stem: slice(0, entry["dim"]) for stem, entry in entries.items()}
-    with_states = [stem for stem, entry in entries.items() if entry["rule"]]
-    for _, rows in rows_of_chain(links, columns, with_states, again=True):
+    as_stored = [stem for stem, entry in entries.items() if entry["rule"]]
+    for _, rows in rows_of_chain(links, columns, as_stored, again=True):
         own = rows.tensors if rows.is_copy else {n: t.clone() for n, t in rows.tensors.items()}
         yield rows.stem, rows.columns, own
 
@@ -118,9 +118,9 @@ class Changes:
     def __iter__(self) -> Iterator[ChangedRows]:
         entry = self._links[0].manifest["tables"][self._table]
         columns = {self._table: slice(0, entry["dim"])}
-        with_states = [self._table] if entry["rule"] else []
+        as_stored = [self._table] if entry["rule"] else []
         with opened(self.path):
-            for _, rows in rows_of_chain(self._links, columns, with_states):
+            for _, rows in rows_of_chain(self._links, columns, as_stored):
                 own = rows.tensors
                 states = {
                     name.removeprefix("states/"): _array(tensor)
