@@ -76,6 +76,21 @@ def told_stages(tables: int, kind: str, folder: str) -> list[tuple[str, int, int
     return list(stages(tables, kind, folder))
 
 
+def around_large_batches() -> list[int]:
+    """Return bytes of the process before a model is made, when it is trained, and when it is gone."""
+    ids, found = torch.arange(ROWS).repeat(10), list[int]()
+    for _ in range(2):  # what torch takes once is there the second time
+        found = [resident()]
+        embeddings = made(100, "static", "")
+        vectors = embeddings(dict.fromkeys(embeddings.features, ids))
+        torch.stack([v.sum() for v in vectors.values()]).sum().backward()
+        del vectors
+        found.append(resident())
+        del embeddings
+        found.append(resident())
+    return found
+
+
 if __name__ == "__main__":
     for stage, grown, counted in stages(int(sys.argv[1]), sys.argv[2], sys.argv[3]):
         print(json.dumps({"stage": stage, "grown": grown, "counted": counted}), flush=True)

@@ -57,6 +57,13 @@ def test_tiers_take_what_they_count_within_their_budget(
 
 
 @pytest.mark.process
+def test_what_large_batches_have_used_goes_with_the_tables() -> None:
+    before, trained, gone = in_a_copy(memory_of_tables.around_large_batches)
+    assert trained - before > 3 * slack(1)
+    assert gone - before < slack(1)
+
+
+@pytest.mark.process
 @pytest.mark.parametrize("kind", ["static host", "dynamic host"])
 def test_counts_of_uses_count(tmp_path: Path, kind: str) -> None:
     """A budget without an SSD has the uses of each table's ids counted, in memory beside it."""

@@ -128,6 +128,7 @@ TESTS = {
         "dist/test_costs.py dist/test_flows.py dist/test_grids.py dist/test_measured.py dist/test_rates.py "
         "dist/test_traffic.py",
     ),
+    "dist/row_codecs": "dist/test_new_codec.py dist/test_wire_forms.py dist/test_errors_of_codecs.py",
     "dist/participant": "dist/test_sharded.py dist/test_agreement.py dist/test_out_of_step.py "
     "dist/test_uneven.py dist/test_uneven_dense.py dist/test_alike_on_ranks.py optim/test_guards.py",
     **dict.fromkeys(

@@ -245,14 +245,14 @@ void* BlockPool::fresh(uint64_t bytes) {
   uint64_t size = round_up(bytes, bytes >= kHugePage ? kHugePage : kSmallBlock);
   // The system would promise any number of pages, and end the process when they are used.
   if (size > kWorthAsking && size > available_memory()) {
-    return_idle();
+    return_idle(UINT64_MAX);
     uint64_t available = available_memory();
     if (size > available) throw OutOfMemory(kBuffer, bytes, available, kSmallerBatch);
   }
   // By the rounded size, as give() and trim() see it: just under 2 MB rounds up to 2 MB.
   void* block = size >= kHugePage ? map_aligned(size) : std::aligned_alloc(64, size);
   if (!block) throw OutOfMemory(kBuffer, bytes, available_memory(), kSmallerBatch);
-  Block& known = blocks_[block] = {size, 0, 0};
+  Block& known = blocks_[block] = {size, 0, 0, 0};
   uint64_t whole = bytes / kHugePage * kHugePage;
   if (whole && bytes - whole > kWorthAHugePage) whole = size;
   if (whole && size <= kPlainAtFirst) {
@@ -283,6 +283,8 @@ void BlockPool::give(void* block) {
   }
   idle_bytes_ += size;
   idle_.emplace(size, block);
+  found->second.given = gives_++;
+  if (gives_ % (kRestedGives / 4) == 0) return_idle(gives_ - std::min(gives_, kRestedGives));
 }
 
 uint64_t BlockPool::idle_bytes() const {
@@ -292,7 +294,7 @@ uint64_t BlockPool::idle_bytes() const {
 
 void BlockPool::trim() {
   std::lock_guard<std::mutex> lock(mutex_);
-  return_idle();
+  return_idle(UINT64_MAX);
 }
 
 void give_back_freed() {
@@ -302,17 +304,19 @@ void give_back_freed() {
 #endif
 }
 
-void BlockPool::return_idle() {
-  for (auto& [size, block] : idle_) {
+void BlockPool::return_idle(uint64_t before) {
+  std::erase_if(idle_, [&](const auto& one) {
+    auto [size, block] = one;
+    if (blocks_[block].given >= before) return false;
     if (size >= kHugePage) {
       munmap(block, size);
     } else {
       std::free(block);
     }
     blocks_.erase(block);
-  }
-  idle_.clear();
-  idle_bytes_ = 0;
+    idle_bytes_ -= size;
+    return true;
+  });
 }
 
 }  // namespace hotbed

@@ -83,9 +83,12 @@ class Mapping {
 };
 
 // Blocks for outputs and gradients. A fresh 50 MB block costs as many page faults as the work done
-// on it, so freed blocks are kept and handed out again. Thread-safe.
+// on it, so freed blocks are kept and handed out again, until others have come and gone
+// kRestedGives times. Thread-safe.
 class BlockPool {
  public:
+  static constexpr uint64_t kRestedGives = 4096;
+
   static BlockPool& instance();
 
   // A block of at least `bytes`, 64-byte aligned, contents undefined; `briefly`: it gets no huge
@@ -104,15 +107,18 @@ class BlockPool {
     uint64_t bytes;
     uint64_t plain_from;
     uint64_t plain_to;
+    uint64_t given = 0;  // gives of others before its own
   };
 
   void* fresh(uint64_t bytes);
-  void return_idle();
+  // Those that were given before so many gives.
+  void return_idle(uint64_t before);
 
   ForkMutex& mutex_ = *new ForkMutex;
   std::multimap<uint64_t, void*> idle_;
   std::map<void*, Block> blocks_;
   uint64_t idle_bytes_ = 0;
+  uint64_t gives_ = 0;
 };
 
 // Returns to the system what was freed, and is kept by the pool or the C library to be handed out

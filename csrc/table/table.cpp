@@ -64,6 +64,8 @@ Table::Table(std::string name, int64_t rows, int64_t dim, DType dtype, const Ini
   write_first_values();
 }
 
+Table::~Table() { BlockPool::instance().trim(); }
+
 std::string Table::what_for(const std::string& part) const {
   return "Table '" + name_ + "', " + part;
 }

@@ -85,6 +85,8 @@ class Table final : public SpaceTable {
 
   Table(const Table&) = delete;
   Table& operator=(const Table&) = delete;
+  // Blocks that its batches have used go back to the system, too.
+  ~Table();
 
   const std::string& name() const { return name_; }
   void rename(const std::string& name);

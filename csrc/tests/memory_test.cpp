@@ -150,6 +150,24 @@ void blocks_of_every_size_come_and_go() {
   pool.trim();
 }
 
+// Blocks of a size that no batch has any more.
+void blocks_that_rest_are_given_back() {
+  BlockPool& pool = BlockPool::instance();
+  pool.trim();
+  std::vector<void*> large;
+  for (uint64_t n = 1; n <= 3; ++n) large.push_back(pool.take(n * 20 * kMegabyte));
+  for (void* block : large) pool.give(block);
+  CHECK(pool.idle_bytes() == 120 * kMegabyte);
+  for (uint64_t i = 0; i < 2 * BlockPool::kRestedGives; ++i) {
+    pool.give(pool.take(kMegabyte));
+    if (i % 1000 == 0) pool.give(pool.take(40 * kMegabyte));  // stays, as it is used
+    if (i < BlockPool::kRestedGives / 2) CHECK(pool.idle_bytes() == 121 * kMegabyte);
+  }
+  CHECK(pool.idle_bytes() == 41 * kMegabyte);
+  pool.trim();
+  CHECK(pool.idle_bytes() == 0);
+}
+
 // A batch that is the first to use a block waits for little more than it asked for.
 void the_end_of_a_block_takes_plain_pages() {
   constexpr uint64_t kEnd = 800'000;
@@ -243,6 +261,7 @@ int main() {
   a_part_takes_the_pages_in_which_it_lies();
   refusal_changes_nothing();
   blocks_of_every_size_come_and_go();
+  blocks_that_rest_are_given_back();
   the_end_of_a_block_takes_plain_pages();
   blocks_get_huge_pages_when_taken_again();
   threads_share_the_pool();

@@ -123,3 +123,11 @@ def test_the_least_budget_that_an_error_names_holds_that_batch(
     assert f"; {needed:,} would hold this batch alone, " in str(raised.value)
     with small_logs():
         step(needed, "enough")
+
+
+def test_what_holds_no_row_says_that_a_batch_needs_more(tmp_path: Path) -> None:
+    with pytest.raises(hb.StorageError, match=r"a batch needs more, as required\(batch\)"):
+        storage = hb.Storage(host=10_000, ssd=tmp_path / "rows")
+        model = hb.EmbeddingCollection([hb.Table("a", 16)], storage=storage)
+        hb.optim.Adagrad(model.parameters(), lr=0.1)
+        model({"a": torch.arange(2)})

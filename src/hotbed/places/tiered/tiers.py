@@ -250,7 +250,14 @@ def too_small(error: StorageError, storage: Storage) -> StorageError:
         return error
     of_host = storage.device is None or error.budget == "host"
     assert error.parts is not None
-    return _with_budget(error, storage, of_host=of_host, needed=error.needed, advised=error.parts)
+    return _with_budget(
+        error,
+        storage,
+        of_host=of_host,
+        needed=error.needed,
+        advised=error.parts,
+        remedy="; a batch needs more, as required(batch) of the model without a storage says",
+    )
 
 
 def _with_budget(
