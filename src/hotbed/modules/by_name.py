@@ -166,8 +166,8 @@ class TablesByName(TableOwner):
         whole pages, of states only those that a step has touched. In tiers weights and states are of rows
         wherever they lie, and the total is the table's part, by its rows, of what the tiers take of memory.
 
-        Vectors and gradients of batches are not in it. Their blocks, of at most 4 GiB while no batch has them,
-        are kept for later batches, until these have long used others, memory is short, an optimizer is made,
-        a checkpoint is saved, or a table is deleted.
+        Vectors and gradients of batches are not in it. Their blocks, of at most 4 GiB while no batch has
+        them, are kept for later batches, until these have long used others, memory is short, an optimizer is
+        made, a checkpoint is saved, or a table is deleted.
         """
         return {name: table.memory() for name, table in self._owned.items()}
