@@ -318,3 +318,21 @@ def test_ids_of_a_loaded_state_must_be_a_row_of_integers(ids: Any) -> None:
         optimizer.load_state_dict(saved)
     saved["state"][0]["ids"] = torch.tensor([3], dtype=torch.int32)
     optimizer.load_state_dict(saved)
+
+
+@pytest.mark.parametrize("ratios", [[1.0], [0.5, 2.0, 1.0], "x"])
+def test_rates_of_another_dense_optimizer_are_refused(ratios: object) -> None:
+    """Of two groups with rates of their own; a state of the same loads."""
+
+    def two_groups(groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
+        (first, *others) = groups[0]["params"]
+        return torch.optim.SGD([{"params": [first], "lr": 0.1}, {"params": others, "lr": 0.3}])
+
+    model = Model(False)
+    optimizer = hb.optim.SGD(model.parameters(), lr=0.2, dense=two_groups)
+    state = optimizer.state_dict()
+    assert state["param_groups"][0]["dense_lr_ratio"] == pytest.approx([0.5, 1.5])
+    optimizer.load_state_dict(state)
+    state["param_groups"][0]["dense_lr_ratio"] = ratios
+    with pytest.raises(hb.OptimizerError, match="dense= makes 2 groups of it"):
+        optimizer.load_state_dict(state)
