@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -196,12 +197,11 @@ def test_tensors_without_plain_data_are_refused(tensor: Tensor) -> None:
 
 
 def test_parts_of_a_jagged_must_be_dense() -> None:
-    collection = hb.EmbeddingCollection([hb.Table("item", 3)], seed=0)
     for part in range(3):
         parts: list[Any] = [ids([1, 2]), ids([0, 2]), torch.ones(2)]
         parts[part] = parts[part].to_sparse()
-        with pytest.raises(hb.InputError, match="Feature 'item'.*sparse_coo"):
-            collection({"item": hb.Jagged(parts[0], parts[1], weights=parts[2])})
+        with pytest.raises(hb.InputError, match="Jagged: .*dense.* sparse_coo"):
+            hb.Jagged(parts[0], parts[1], weights=parts[2])
 
 
 @pytest.mark.parametrize("value", [ids([1j, 2j]), ["a", "b"], [1j, 2j], None, {1.0, 2.0}], ids=str)
@@ -263,6 +263,85 @@ def test_lists_of_a_jagged() -> None:
         (7, None, "a list of lists of ids, got int 7"),
         ([[1]], [["x"]], "weights must be real"),
         ([[1]], [1.0], "a list of lists of weights"),
+        ([torch.empty(2, device="meta")], None, "a list of lists of ids"),
     ):
         with pytest.raises(hb.InputError, match=f"Jagged.from_lists.*{says}"):
             hb.Jagged.from_lists(bags, weights)
+
+
+def test_integers_that_only_64_bits_without_a_sign_hold_are_numbers() -> None:
+    collection = hb.EmbeddingCollection([hb.Table("item", 2)], seed=0)
+    collection.assign("item", [1], [[2**63, 2**64 - 1]])
+    assert collection.lookup("item", [1]).tolist() == [[2.0**63, 2.0**64]]
+    assert hb.Jagged([1], [0, 1], weights=[2**63]).weights.tolist() == [2**63]
+
+
+def collection_of(**options: Any) -> hb.EmbeddingCollection:
+    return hb.EmbeddingCollection([hb.Table("item", 3, 10)], **options)
+
+
+OF_INTEGERS: dict[str, Callable[[Any], object]] = {
+    "dim": lambda given: hb.Table("item", given),
+    "rows": lambda given: hb.Table("item", 3, given),
+    "padding_idx": lambda given: hb.Table("item", 3, padding_idx=given),
+    "seed": lambda given: collection_of(seed=given),
+    "host": lambda given: hb.Storage(host=given),
+    "depth": lambda given: collection_of().required({"item": [1]}, depth=given),
+    "count": lambda given: collection_of().hottest("item", given),
+    "since": lambda given: hb.checkpoint.changes("run", "item", given),
+}
+
+
+@pytest.mark.parametrize("name", OF_INTEGERS)
+def test_a_tensor_without_data_is_no_integer(name: str) -> None:
+    with pytest.raises(hb.HotbedError, match="tensor"):
+        OF_INTEGERS[name](torch.tensor([1], device="meta"))
+
+
+OF_CHOICES: dict[str, Callable[[Any], object]] = {
+    "dtype": lambda given: hb.Table("item", 3, dtype=given),
+    "combiner": lambda given: hb.Table("item", 3, combiner=given),
+    "missing": lambda given: collection_of().lookup("item", [1], missing=given),
+    "mode": lambda given: hb.EmbeddingBag(4, 2, mode=given),
+    "dtype of a layer": lambda given: hb.Embedding(4, 2, dtype=given),
+    "init": lambda given: hb.EmbeddingBag(4, 2, init=given),
+    "form": lambda given: hb.nn.CrossInteraction(4, 1, given),
+    "end": lambda given: [*hb.dist.even([], end=given)],
+    "placement": lambda given: hb.dist.RowWise(placement=given),
+    "strategy": lambda given: hb.plan([hb.Table("item", 3, 10)], 2, strategy=given),
+    "on_error": lambda given: hb.data.CriteoLog(__file__, on_error=given),
+    "default": lambda given: hb.export(collection_of(), "bundle", sample={}, default=given),
+}
+
+
+@pytest.mark.parametrize("name", OF_CHOICES)
+def test_an_array_is_no_choice(name: str) -> None:
+    with pytest.raises(hb.HotbedError, match=r"array\(\["):
+        OF_CHOICES[name](np.array(["a", "b"]))
+
+
+OF_LISTS: dict[str, Callable[[Any], object]] = {
+    "tables": hb.EmbeddingCollection,
+    "layers": hb.EmbeddingCollection.from_layers,
+    "names": lambda given: hb.EmbeddingCollection.from_layers([torch.nn.Embedding(2, 2)], given),
+    "parts": hb.Jagged.concatenate,
+    "tables of a plan": lambda given: hb.plan(given, 2),
+    "tables of a plan in a file": lambda given: hb.dist.Plan(given, 2, {}),
+    "tables of traffic": lambda given: hb.dist.traffic_of(given, []),
+    "batches": lambda given: hb.dist.traffic_of([hb.Table("item", 3)], given),
+    "tables of a model": hb.models.DLRM,
+    "widths": lambda given: hb.models.DLRMSettings(top=given),
+    "chunks": lambda given: hb.checkpoint.write("run", {"item": given}),
+    "rows": lambda given: hb.checkpoint.write("run", {}, rows=given),
+}
+
+
+@pytest.mark.parametrize("given", [5, torch.tensor(3), np.array(3)], ids=["int", "tensor", "array"])
+@pytest.mark.parametrize("name", OF_LISTS)
+def test_what_has_no_elements_is_no_list(
+    name: str, given: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(hb.HotbedError):
+        OF_LISTS[name](given)
+    assert not list(tmp_path.iterdir())

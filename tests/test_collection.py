@@ -187,3 +187,16 @@ def test_too_many_features_of_a_table_are_counted_in_the_error() -> None:
     ids = torch.tensor([0])
     with pytest.raises(ValueError, match="'t': 65536 features; at most 65535 can share a table"):
         embeddings(dict.fromkeys(features, ids))
+
+
+@pytest.mark.parametrize(
+    ("module", "batch"),
+    [
+        (hb.EmbeddingCollection([hb.Table("item", 4)]), {"item": ids([1])}),
+        (hb.EmbeddingCollection([hb.Table("item", 4)], storage=hb.Storage(host="1MB")), None),
+        (hb.Embedding(None, 4), ids([1])),
+    ],
+)
+def test_without_tiers_no_batch_is_prepared(module: Any, batch: Any) -> None:
+    with pytest.raises(hb.TableError, match=r"prepare\(\).* has no tiers.*storage="):
+        module.prepare(batch)

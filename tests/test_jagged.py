@@ -127,12 +127,16 @@ def test_what_cannot_choose_bags() -> None:
     for mask in ([True], torch.ones(4, dtype=torch.bool), np.ones((3, 1), bool)):
         with pytest.raises(hb.InputError, match=r"a mask of 3 bags must have the shape \(3,\)"):
             jagged[mask]
-    with pytest.raises(hb.InputError, match="a slice must be of ints"):
-        jagged["a":"b"]
+    nowhere: Any = torch.tensor(1, device="meta")
+    for part in (slice("a", "b"), slice(0, 2, 0), slice(nowhere)):
+        with pytest.raises(hb.InputError, match="a slice must be of ints"):
+            jagged[part]
+    with pytest.raises(hb.InputError, match="dense tensor with data"):
+        jagged[nowhere]
     for padding in (0.5, float("nan"), 2**70, None, "a", [1, 2]):
         with pytest.raises(hb.InputError, match="padding must be one int64 number"):
             jagged.to_padded(padding)
-    for length in (-1, 1.5, "2"):
+    for length in (-1, 1.5, "2", True, nowhere):
         with pytest.raises(hb.InputError, match="length must be an int of at least 0"):
             jagged.to_padded(0, length)
 
@@ -150,6 +154,13 @@ def test_offsets_that_do_not_fit_choose_nothing(offsets: list[int]) -> None:
             read()
     with pytest.raises(hb.InputError, match="meta"):
         jagged.to("meta")[0]
+
+
+def test_values_without_data() -> None:
+    jagged = hb.Jagged(torch.empty(3, device="meta"), [0, 2, 3])
+    assert len(jagged[[1]].values) == 1 and jagged.to_padded(0).shape == (2, 2)
+    with pytest.raises(hb.InputError, match="its values are on meta"):
+        jagged.to_lists()
 
 
 def test_the_chosen_bags_look_up_as_they_would_alone() -> None:
@@ -219,4 +230,8 @@ def test_padding_that_memory_does_not_hold() -> None:
     jagged = hb.Jagged(torch.zeros(10**6, dtype=torch.int64), lengths=[10**6, *[0] * (10**6)])
     with pytest.raises(hb.InputError, match=r"no memory for \(1000001, 1000000\).*length="):
         jagged.to_padded(0)
+    for length in (2**62, 2**70):
+        with pytest.raises(hb.InputError, match=f"no memory for .*, {length}\\)"):
+            jagged.to_padded(0, length)
+    assert hb.Jagged([], [0]).to_padded(0, 2**62).shape == (0, 2**62)
     assert jagged.to_padded(5, length=1).shape == (10**6 + 1, 1)

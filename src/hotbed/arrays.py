@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
-from typing import SupportsIndex
+from collections.abc import Hashable, Iterator, Sequence
+from typing import Any, SupportsIndex
 
 import numpy as np
 import torch
@@ -12,7 +12,17 @@ from torch import Tensor
 
 from hotbed.errors import InputError
 
-__all__ = ["ID_DTYPES", "describe", "id_tensor", "integer", "is_array", "real_tensor"]
+__all__ = [
+    "ID_DTYPES",
+    "describe",
+    "id_tensor",
+    "integer",
+    "is_array",
+    "is_dense",
+    "is_one_of",
+    "iterated",
+    "real_tensor",
+]
 
 ID_DTYPES = (torch.int64, torch.int32)
 
@@ -23,8 +33,26 @@ def integer(value: object) -> int | None:
         return None
     try:
         return operator.index(value)
+    except (TypeError, RuntimeError):  # the latter of tensors without data
+        return None
+
+
+def iterated(value: object) -> Iterator[Any] | None:
+    """Return an iterator over `value`; None where there is none, as of numbers and 0-d tensors."""
+    try:
+        return iter(value)  # type: ignore[call-overload, no-any-return]
     except TypeError:
         return None
+
+
+def is_one_of(value: object, choices: Sequence[object]) -> bool:
+    """Return True if `value` is one of the choices. Arrays, which compare by element, are none."""
+    return isinstance(value, Hashable) and value in choices
+
+
+def is_dense(tensor: Tensor) -> bool:
+    """Return True if the tensor is neither sparse, nested nor quantized; it may be on meta."""
+    return tensor.layout is torch.strided and not tensor.is_nested and not tensor.is_quantized
 
 
 def is_array(value: object) -> bool:
@@ -80,12 +108,7 @@ def real_tensor(where: str, what: str, value: object) -> Tensor:
 
 
 def _dense(where: str, what: str, tensor: Tensor) -> Tensor:
-    if (
-        tensor.layout is not torch.strided
-        or tensor.is_nested
-        or tensor.is_meta
-        or tensor.is_quantized
-    ):
+    if not is_dense(tensor) or tensor.is_meta:
         raise InputError(
             f"{where}: {what} must be a dense tensor with data, got {describe(tensor)}."
         )
@@ -109,8 +132,9 @@ def _array(where: str, value: object) -> np.ndarray:
 
 
 def _shared(array: np.ndarray) -> Tensor:
-    # torch reads no other arrays, or warns of them.
-    array = np.require(array, array.dtype.newbyteorder("="), ["C", "ALIGNED", "WRITEABLE"])
+    # torch reads no other arrays, or warns of them. C's long long is another type of NumPy's than long.
+    dtype = np.dtype(array.dtype.str).newbyteorder("=")
+    array = np.require(array, dtype, ["C", "ALIGNED", "WRITEABLE"])
     return torch.from_numpy(array)
 
 

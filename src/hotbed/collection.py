@@ -197,7 +197,12 @@ class EmbeddingCollection(TablesByName):
     # -- look-ahead ------------------------------------------------------------------------------
 
     def prepare(self, inputs: object) -> BatchAhead:
-        """Read and group a batch that a training forward will come with. Changes nothing."""
+        """Read and group a batch that a training forward will come with. Changes nothing.
+
+        Raises:
+            TableError: there are no tiers, from which rows could be brought up.
+            InputError: `inputs` that forward would refuse.
+        """
         names = list(self.features)
         call = CallAhead(inputs, self._live, self._table_of, names, self._read)
         return lookups_of(self._live).prepare(call)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from hotbed import init as initializers
-from hotbed.arrays import ID_DTYPES, describe, id_tensor, is_array, real_tensor
+from hotbed.arrays import ID_DTYPES, describe, id_tensor, is_array, is_one_of, real_tensor
 from hotbed.devices import Device
 from hotbed.errors import InputError, TableError
 from hotbed.group.group import Group
@@ -52,7 +52,7 @@ class EmbeddingBag(OneTable):
     ) -> None:
         super().__init__()
         refuse_options("EmbeddingBag", max_norm, scale_grad_by_freq)
-        if mode not in ("sum", "mean", "max", "sqrtn"):
+        if not is_one_of(mode, ("sum", "mean", "max", "sqrtn")):
             raise TableError(
                 f"hotbed.EmbeddingBag: mode must be sum, mean, max or sqrtn, got {mode!r}."
             )

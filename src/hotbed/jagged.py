@@ -11,7 +11,16 @@ import torch
 from torch import Tensor
 from torch.utils.data._utils.collate import default_collate_fn_map
 
-from hotbed.arrays import ID_DTYPES, describe, id_tensor, is_array, real_tensor
+from hotbed.arrays import (
+    ID_DTYPES,
+    describe,
+    id_tensor,
+    integer,
+    is_array,
+    is_dense,
+    iterated,
+    real_tensor,
+)
 from hotbed.errors import InputError
 
 __all__ = ["Jagged"]
@@ -56,14 +65,14 @@ class Jagged:
             raise InputError("Jagged takes offsets=(B + 1,) or lengths=(B,): exactly one of them.")
         if not isinstance(values, Tensor):
             values = id_tensor("Jagged", values)
-        if values.dim() < 1:
-            raise InputError(f"Jagged: values must be a tensor (N,), got {describe(values)}.")
+        if not is_dense(values) or values.dim() < 1:
+            raise InputError(f"Jagged: values must be a dense tensor (N,), got {describe(values)}.")
         name, boundary = ("offsets", offsets) if lengths is None else ("lengths", lengths)
         if not isinstance(boundary, Tensor):
             boundary = id_tensor("Jagged", boundary, name)
-        if boundary.dim() != 1 or boundary.dtype not in ID_DTYPES:
+        if not is_dense(boundary) or boundary.dim() != 1 or boundary.dtype not in ID_DTYPES:
             raise InputError(
-                f"Jagged: {name} must be a 1-D int64 tensor, got {describe(boundary)}."
+                f"Jagged: {name} must be a 1-D int64 tensor (dense), got {describe(boundary)}."
             )
         if lengths is not None:
             counts = boundary
@@ -74,9 +83,9 @@ class Jagged:
         weighed = weights if isinstance(weights, Tensor) else None
         if weights is not None and weighed is None:
             weighed = real_tensor("Jagged", "weights", weights)
-        if weighed is not None and weighed.shape != values.shape[:1]:
+        if weighed is not None and not (is_dense(weighed) and weighed.shape == values.shape[:1]):
             raise InputError(
-                f"Jagged: one weight an id is needed, a tensor of shape ({len(values)},); got "
+                f"Jagged: one weight an id is needed, a dense tensor of shape ({len(values)},); got "
                 f"{describe(weighed)}."
             )
         self.values = values
@@ -101,14 +110,17 @@ class Jagged:
     @classmethod
     def concatenate(cls, parts: Sequence[Jagged]) -> Jagged:
         """Join the bags of all parts, one part after the other; what a DataLoader collates with."""
-        if not parts:
-            raise InputError("Jagged.concatenate: there is nothing to concatenate.")
-        weights = [part.weights for part in parts if part.weights is not None]
-        if weights and len(weights) != len(parts):
+        joined = list(iterated(parts) or ())
+        if not joined or not all(isinstance(part, Jagged) for part in joined):
+            raise InputError(
+                f"Jagged.concatenate takes a list of one Jagged or more, got {describe(parts)}."
+            )
+        weights = [part.weights for part in joined if part.weights is not None]
+        if weights and len(weights) != len(joined):
             raise InputError("Jagged.concatenate: some parts have weights and some have none.")
         return cls(
-            torch.cat([part.values for part in parts]),
-            lengths=torch.cat([part.lengths for part in parts]),
+            torch.cat([part.values for part in joined]),
+            lengths=torch.cat([part.lengths for part in joined]),
             weights=torch.cat(weights) if weights else None,
         )
 
@@ -147,7 +159,13 @@ class Jagged:
         return (self.values[begin:end] for begin, end in zip(edges[:-1], edges[1:], strict=True))
 
     def to_lists(self) -> list[list[float]]:
-        """Return the values of each bag; ``Jagged(j.weights, j.offsets).to_lists()`` has the weights."""
+        """Return the values of each bag; ``Jagged(j.weights, j.offsets).to_lists()`` has the weights.
+
+        Raises:
+            InputError: values without data, or offsets that do not fit them.
+        """
+        if self.values.is_meta:
+            raise InputError("Jagged.to_lists: its values are on meta and have no data.")
         return [bag.tolist() for bag in self]
 
     def to_padded(self, padding: float, length: int | None = None) -> Tensor:
@@ -165,9 +183,9 @@ class Jagged:
         values = self.values
         edges = torch.tensor(self._edges(0, len(self)), device="cpu")
         lengths = edges[1:] - edges[:-1]
-        if length is None:
-            length = int(lengths.max()) if len(lengths) else 0
-        if not isinstance(length, int) or length < 0:
+        longest = int(lengths.max()) if len(lengths) else 0
+        columns = longest if length is None else integer(length)
+        if columns is None or columns < 0:
             raise InputError(
                 f"Jagged.to_padded: length must be an int of at least 0, got {describe(length)}."
             )
@@ -180,19 +198,19 @@ class Jagged:
             raise InputError(
                 f"Jagged.to_padded: padding must be one {dtype} number, got {describe(padding)}."
             ) from None
-        shape = len(self), length, *values.shape[1:]
+        shape = len(self), columns, *values.shape[1:]
         try:
             padded = filled.expand(shape).clone()
-        except (MemoryError, RuntimeError):
+        except (MemoryError, RuntimeError, TypeError):  # the latter of more than 64 bits
             size = math.prod(shape) * values.itemsize
             raise InputError(
                 f"Jagged.to_padded: there is no memory for {shape}, {size:,} bytes. length= cuts longer bags."
             ) from None
-        rows, columns = torch.nonzero(
-            torch.arange(length, device="cpu") < lengths[:, None], as_tuple=True
+        rows, places = torch.nonzero(
+            torch.arange(min(columns, longest), device="cpu") < lengths[:, None], as_tuple=True
         )
-        at = (edges[rows] + columns).to(values.device)
-        return padded.index_put((rows.to(values.device), columns.to(values.device)), values[at])
+        at = (edges[rows] + places).to(values.device)
+        return padded.index_put((rows.to(values.device), places.to(values.device)), values[at])
 
     def _edges(self, first: int, last: int) -> list[int]:
         """Offsets of the bags from `first` up to `last`, and where that one begins.
@@ -217,8 +235,10 @@ class Jagged:
     def _slice(self, bags: slice) -> Jagged:
         try:
             first, last, step = bags.indices(len(self))
-        except TypeError:
-            raise InputError(f"Jagged: a slice must be of ints, got {bags!r}.") from None
+        except (TypeError, ValueError, RuntimeError):  # the latter of tensors without data
+            raise InputError(
+                f"Jagged: a slice must be of ints and take steps other than 0, got {bags!r}."
+            ) from None
         if step != 1:
             return self._select(
                 torch.tensor([*range(first, last, step)], dtype=torch.int64, device="cpu")
@@ -312,7 +332,7 @@ default_collate_fn_map[Jagged] = _collate_jagged
 def _is_position(given: object) -> TypeGuard[SupportsInt]:
     """Return True for one integer: Python's, NumPy's, or a tensor of it."""
     if isinstance(given, Tensor):
-        return given.dim() == 0 and given.dtype in ID_DTYPES
+        return given.dim() == 0 and given.dtype in ID_DTYPES and not given.is_meta
     return isinstance(given, numbers.Integral) and not isinstance(given, bool)
 
 
@@ -323,7 +343,7 @@ def _flattened(
     try:
         lists = [bag.tolist() if hasattr(bag, "tolist") else list(bag) for bag in bags]
         return [element for bag in lists for element in bag], [len(bag) for bag in lists]
-    except TypeError:
+    except (TypeError, RuntimeError):  # the latter of tensors without data
         raise InputError(
             f"Jagged.from_lists takes a list of lists of {what}, got {describe(bags)}."
         ) from None

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from torch import nn
 
 from hotbed import init as initializers
+from hotbed.arrays import iterated
 from hotbed.embedding import Embedding
 from hotbed.embedding_bag import EmbeddingBag
 from hotbed.errors import TableError
@@ -26,19 +27,21 @@ def tables_of_layers(
     layers: Sequence[nn.Module], names: Sequence[str] | None
 ) -> tuple[dict[str, LiveTable], dict[str, str]]:
     """Tables by name, and which of them serves each feature; see `EmbeddingCollection.from_layers`."""
-    if isinstance(layers, (Mapping, nn.ModuleDict)):
+    each = iterated(layers)
+    if each is None or isinstance(layers, (Mapping, nn.ModuleDict)):
         raise TableError("from_layers takes a list of layers; pass their names as names=[...].")
+    layers, named = list(each), iterated(names)
     if not layers:
         raise TableError("from_layers needs at least one layer.")
-    labels = [str(i) for i in range(len(layers))] if names is None else list(names)
+    labels = [str(i) for i in range(len(layers))] if names is None else list(named or ())
+    for label in labels:
+        if not isinstance(label, str) or not label:
+            raise TableError(f"from_layers: a name must be a non-empty string, not {label!r}.")
     if len(labels) != len(layers) or len(set(labels)) != len(labels):
         raise TableError(
             f"from_layers needs one distinct name a layer: {len(layers)} layers, "
             f"{len(set(labels))} distinct names."
         )
-    for label in labels:
-        if not isinstance(label, str) or not label:
-            raise TableError(f"from_layers: a name must be a non-empty string, not {label!r}.")
     refuse_ambiguous_names(set(labels))
     live: dict[str, LiveTable] = {}
     features: dict[str, str] = {}

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hotbed import _core
 from hotbed import init as initializers
-from hotbed.arrays import integer
+from hotbed.arrays import integer, is_one_of
 from hotbed.errors import PlanError, TableError
 from hotbed.sharding import Kept, Sharding, sharding_of
 
@@ -170,12 +170,12 @@ class Table:
         object.__setattr__(self, "rows", rows)
         if self.combiner is None:
             object.__setattr__(self, "combiner", "none")
-        if self.combiner not in COMBINERS:
+        if not is_one_of(self.combiner, COMBINERS):
             raise TableError(
                 f"Table {self.name!r}: combiner must be one of {', '.join(COMBINERS)}, "
                 f"got {self.combiner!r}."
             )
-        if self.dtype not in DTYPES:
+        if not is_one_of(self.dtype, DTYPES):
             raise TableError(
                 f"Table {self.name!r}: dtype must be one of "
                 f"{', '.join(str(d).removeprefix('torch.') for d in DTYPES)}, got {self.dtype!r}."

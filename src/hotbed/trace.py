@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from hotbed.files import appearing
+from hotbed.paths import path_text
 
 __all__ = ["Trace", "span"]
 
@@ -99,7 +100,7 @@ class Trace:
             }
             for name, thread, start, duration in self._events
         ]
-        with appearing(path) as part:
+        with appearing(path_text(path)) as part:
             Path(part).write_text(json.dumps(events))
 
 

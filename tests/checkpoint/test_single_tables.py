@@ -89,7 +89,21 @@ def test_what_is_no_dict_of_chunks(tmp_path: Path) -> None:
     for tables in ({"a": [(*good, 1)]}, {"a": [{"ids": 1}]}, {"a": [good[0]]}):
         with pytest.raises(CheckpointError, match="Table 'a': a chunk must be ids"):
             hb.checkpoint.write(tmp_path, tables)
+    for chunks in (5, None, 1.5, True, object()):
+        tables = {"a": chunks}
+        with pytest.raises(CheckpointError, match="Table 'a': give its rows in chunks"):
+            hb.checkpoint.write(tmp_path, tables)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_name_is_text(tmp_path: Path) -> None:
+    hb.checkpoint.write(tmp_path, {"a": [(torch.arange(2), torch.ones(2, 2))]})
+    name: Any
+    for name in ({}, ["a"], {"a"}, 5, None):
+        with pytest.raises(hb.InputError, match="table is .*; give its name"):
+            next(hb.checkpoint.read(tmp_path, name))
+        with pytest.raises(hb.InputError, match="table is .*; give its name"):
+            hb.checkpoint.contains(tmp_path, name, [1])
 
 
 @pytest.mark.parametrize("step", [-1, True, 1.0, "1", 2**63])

@@ -22,6 +22,7 @@ from hotbed.checkpoint.names import (
     order_of,
 )
 from hotbed.checkpoint.stores import store_of
+from hotbed.paths import path_text
 
 __all__ = [
     "MANIFEST",
@@ -84,23 +85,24 @@ def folders_in(root: str) -> list[str]:
     return [os.path.join(root, name) for _, name in sorted(numbered(names))]
 
 
-def root_of(path: str | os.PathLike[str]) -> str:
-    """The absolute path at which checkpoints are to be.
+def root_of(path: str | os.PathLike[str], name: str = "path") -> str:
+    """The absolute path at which checkpoints are to be, as the argument of that name says.
 
     Raises:
         CheckpointError: it is empty, or has a zero byte.
+        InputError: it is no path.
     """
-    if not (name := os.fsdecode(path)):
+    if not (text := path_text(path, name)):
         raise CheckpointError("The path of a checkpoint is empty. Name a folder.")
-    if "\0" in name:
-        raise CheckpointError(f"The path {name!r} has a zero byte.")
+    if "\0" in text:
+        raise CheckpointError(f"The path {text!r} has a zero byte.")
     try:
-        os.fsencode(name)
+        os.fsencode(text)
     except UnicodeEncodeError:
         raise CheckpointError(
-            f"The path {name!r} is no text that a file can be named by."
+            f"The path {text!r} is no text that a file can be named by."
         ) from None
-    return store_of(name).absolute(name)
+    return store_of(text).absolute(text)
 
 
 def latest(root: str | os.PathLike[str]) -> str | None:
@@ -108,8 +110,9 @@ def latest(root: str | os.PathLike[str]) -> str | None:
 
     Raises:
         CheckpointError: what is there cannot be looked at, or the path is empty.
+        InputError: `root` is no path.
     """
-    path = root_of(root)
+    path = root_of(root, "root")
     found = complete_at(store_of(path).resolved(path))
     return found[-1] if found else None
 
@@ -133,7 +136,7 @@ def is_complete(folder: str) -> bool:
 
 
 @contextlib.contextmanager
-def opened(path: str) -> Iterator[str]:
+def opened(path: str | os.PathLike[str]) -> Iterator[str]:
     """For a ``with`` statement, in which nobody removes it: the folder of the checkpoint at `path`, which
     is its own or that of a run, whose latest is meant.
 

@@ -51,6 +51,7 @@ def list(path: str | os.PathLike[str]) -> Sequence[Checkpoint]:
 
     Raises:
         CheckpointError: what is there cannot be looked at.
+        InputError: `path` is no path.
     """
     real = root_of(path)
     real = store_of(real).resolved(real)

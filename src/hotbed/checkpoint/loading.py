@@ -26,6 +26,7 @@ from hotbed.checkpoint.values import Stateful
 from hotbed.devices import Device
 from hotbed.errors import HotbedError, OptimizerError
 from hotbed.modules.owner import tables_of
+from hotbed.paths import path_text
 from hotbed.storage import Storage
 from hotbed.table.live import LiveTable
 
@@ -76,6 +77,7 @@ def load(
         CheckpointError: there is no complete checkpoint; a file is missing, damaged or of a later version;
             or it does not fit, or has nothing in common with the model. The message names file or table.
             Where something was read before, the model is half loaded: tables refuse use until a load works.
+        InputError: `path` is no path.
         OutOfMemory, StorageError: rows have no room; likewise.
     """
     refuse_other_model("hotbed.load(path, model, optimizer)", model)
@@ -86,7 +88,7 @@ def load(
             kinds = kinds_of("load_state_dict", optimizer, scheduler, loader)
             if not isinstance(strict, bool):
                 raise CheckpointError(f"strict must be True or False, got {strict!r}.")
-            renaming, root = Renaming(rename), os.fsdecode(path)
+            renaming, root = Renaming(rename), path_text(path)
             found = stack.enter_context(opened(root)) if ranks.rank == 0 else ""
         arguments = {"path": os.path.normpath(root), "strict": strict, "rename": renaming.given}
         given = [several(one, "load_state_dict") for one in (optimizer, scheduler, loader)]
@@ -187,9 +189,10 @@ def load_model(
     Raises:
         CheckpointError: there is no complete checkpoint, or it is damaged, or of another model; the
             message names the file.
+        InputError: `path` is no path.
         OutOfMemory, StorageError: rows have no room.
     """
-    with opened(os.fsdecode(path)) as folder:
+    with opened(path) as folder:
         model = made_again(folder, read_manifest(folder), storage, device)
         load(folder, model)
     return model.eval()

@@ -21,6 +21,7 @@ from hotbed.checkpoint.folder import complete_in, opened, root_of
 from hotbed.checkpoint.manifest import VERSION, dense_file, read_manifest
 from hotbed.checkpoint.new import new_folder
 from hotbed.checkpoint.rows import Piece, write_files
+from hotbed.checkpoint.single import manifest_with
 from hotbed.checkpoint.tensors import read_tensors, write_tensors
 from hotbed.errors import InputError
 from hotbed.text import brief
@@ -48,14 +49,15 @@ def merge(
 
     Raises:
         CheckpointError: there is no such checkpoint, or it or a base is damaged.
+        InputError: `path` or `out` is no path.
         OSError: it cannot be written.
     """
-    with opened(os.fsdecode(path)) as folder:
+    with opened(path) as folder:
         manifest = read_manifest(folder)
         links = chain_of(folder, manifest)
         if fault := fault_of_chain(links):
             raise DamagedError(fault)
-        with new_folder(root_of(out), manifest["step"]) as new:
+        with new_folder(root_of(out, "out"), manifest["step"]) as new:
             dense = dense_file(manifest)
             tensors = read_tensors(os.path.join(folder, dense["name"]), dense)
             written = write_tensors(os.path.join(new.path, dense["name"]), tensors)
@@ -146,30 +148,19 @@ def changes(path: str | os.PathLike[str], table: str, since: int) -> Changes:
         CheckpointError: there is no such checkpoint or table, or a file is missing or damaged.
         InputError: an argument is no path, no name or no step.
     """
-    if not isinstance(path, str | bytes | os.PathLike):
-        raise InputError(
-            f"path is {brief(path)}; give that of a checkpoint, or of a folder of them."
-        )
-    if not isinstance(table, str):
-        raise InputError(f"table is {brief(table)}; give its name in the model's state_dict.")
     if (step := integer(since)) is None:
         raise InputError(f"since is {brief(since)}; give the step of an earlier checkpoint.")
-    since = step
-    with opened(os.fsdecode(path)) as folder:
-        manifest = read_manifest(folder)
-        links = chain_of(folder, manifest)
-        earlier = _checkpoint_of_step(folder, since)
-        if table not in manifest["tables"]:
-            known = ", ".join(manifest["tables"]) or "none"
-            raise CheckpointError(f"{folder} has no table {table!r}. It has {known}.")
+    with opened(path) as folder:
+        links = chain_of(folder, manifest_with(folder, table))
+        earlier = _checkpoint_of_step(folder, step)
         later = [*itertools.takewhile(lambda link: link.folder != earlier, links)]
         if all(link.manifest["tables"][table]["removed"] is not None for link in later):
             went = [removed_in(link, [table])[table] for link in later]
             own = [_ids(later, table)]
-            return Changes(later, table, since, _without(torch.cat(went), torch.cat(own)))
+            return Changes(later, table, step, _without(torch.cat(went), torch.cat(own)))
         with opened(earlier):
             before = _ids(chain_of(earlier, read_manifest(earlier)), table)
-        return Changes(links, table, since, _without(before, _ids(links, table)))
+        return Changes(links, table, step, _without(before, _ids(links, table)))
 
 
 def _checkpoint_of_step(folder: str, step: int) -> str:

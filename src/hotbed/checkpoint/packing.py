@@ -19,6 +19,7 @@ from hotbed.checkpoint.names import NEXT
 from hotbed.checkpoint.rows import Piece, write_files
 from hotbed.checkpoint.stores import store_of
 from hotbed.checkpoint.stores.local_files import held, remove_others, sync_folder
+from hotbed.paths import path_text
 
 __all__ = ["pack"]
 
@@ -39,12 +40,13 @@ def pack(path: str | os.PathLike[str], *, progress: Callable[[int], None] | None
 
     Raises:
         CheckpointError: there is no such checkpoint, it is damaged or on object storage, or is read.
+        InputError: `path` is no path.
         OSError: it cannot be written; it is as it was.
     """
-    store_of(os.fsdecode(path)).refuse_links(
+    store_of(path_text(path)).refuse_links(
         "hotbed.checkpoint.pack replaces hard links", "A checkpoint there is portable as it is."
     )
-    with opened(os.fsdecode(path)) as folder:
+    with opened(path) as folder:
         pass  # and let it go, as this one changes it
     try:
         with held(folder, fcntl.LOCK_EX | fcntl.LOCK_NB) as there:

@@ -136,6 +136,7 @@ def save(
     Raises:
         CheckpointError: something has a type that cannot be saved, a gradient waits for its step, what
             has changed since `base` is not known, or the save before has failed in the background.
+        InputError: `path` or `base` is no path.
         TableError: the model is half loaded.
         OSError, StorageError: it cannot be written, or rows not be read. What was there is there. A full
             disk is told with the bytes that are missing.
@@ -170,7 +171,7 @@ def save(
                 )
             if linked:
                 store_of(root).refuse_links("linked=True makes hard links", "Leave linked out.")
-            made_from = None if base is None else root_of(base)
+            made_from = None if base is None else root_of(base, "base")
             call = SaveCall(
                 path=root,
                 step=step,

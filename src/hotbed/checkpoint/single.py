@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hotbed.arrays import id_tensor
+from hotbed.arrays import id_tensor, iterated
 from hotbed.checkpoint.chain import chain_of
 from hotbed.checkpoint.chain_rows import ids_of_chain, rows_of_chain
 from hotbed.checkpoint.entries import Manifest, TableEntry
@@ -19,9 +19,11 @@ from hotbed.checkpoint.manifest import FORMAT, VERSION, read_manifest
 from hotbed.checkpoint.new import check_step, new_folder
 from hotbed.checkpoint.rows import FILE_BYTES, Piece, TableRows, write_files
 from hotbed.checkpoint.tensors import write_tensors
+from hotbed.errors import InputError
 from hotbed.tables import DTYPES, MAX_DIM
+from hotbed.text import brief
 
-__all__ = ["Chunk", "contains", "differs", "read", "repeated", "write"]
+__all__ = ["Chunk", "contains", "differs", "manifest_with", "read", "repeated", "write"]
 
 
 class Chunk(NamedTuple):
@@ -46,9 +48,10 @@ def read(path: str | os.PathLike[str], table: str) -> Iterator[Chunk]:
 
     Raises:
         CheckpointError: there is no such checkpoint or table, or a file is damaged.
+        InputError: `path` is no path, or `table` no name.
     """
-    with opened(os.fsdecode(path)) as folder:
-        manifest = _with_table(folder, table)
+    with opened(path) as folder:
+        manifest = manifest_with(folder, table)
         columns = {table: slice(0, manifest["tables"][table]["dim"])}
         as_stored = [table] if manifest["tables"][table]["rule"] else []
         for file, rows in rows_of_chain(chain_of(folder, manifest), columns, as_stored):
@@ -61,8 +64,15 @@ def read(path: str | os.PathLike[str], table: str) -> Iterator[Chunk]:
             yield Chunk(rows.tensors["ids"], rows.tensors["weights"], named, steps)
 
 
-def _with_table(folder: str, table: str) -> Manifest:
-    """Return the manifest. Raises CheckpointError where it has no such table."""
+def manifest_with(folder: str, table: str) -> Manifest:
+    """Return the manifest of a checkpoint that has a table of that name.
+
+    Raises:
+        CheckpointError: it has none.
+        InputError: the name is no text.
+    """
+    if not isinstance(table, str):
+        raise InputError(f"table is {brief(table)}; give its name in the model's state_dict.")
     manifest = read_manifest(folder)
     if table not in manifest["tables"]:
         known = ", ".join(manifest["tables"]) or "none"
@@ -81,8 +91,8 @@ def contains(path: str | os.PathLike[str], table: str, ids: object) -> Tensor:
     """
     wanted = id_tensor("checkpoint.contains", ids).to(dtype=torch.int64, device="cpu")
     found = torch.zeros(wanted.shape, dtype=torch.bool, device="cpu")
-    with opened(os.fsdecode(path)) as folder:
-        for own in ids_of_chain(chain_of(folder, _with_table(folder, table)), table):
+    with opened(path) as folder:
+        for own in ids_of_chain(chain_of(folder, manifest_with(folder, table)), table):
             found |= torch.isin(wanted, own)
     return found
 
@@ -129,11 +139,14 @@ def write(
     Raises:
         CheckpointError: a chunk is no such thing, or has another dim or dtype than the one before it, or an
             id comes twice.
+        InputError: `path` is no path.
         OSError: it cannot be written.
     """
     check_step(step)
     if not isinstance(tables, Mapping) or not all(isinstance(name, str) for name in tables):
         raise CheckpointError("tables must be a dict of names to chunks of ids and weights.")
+    if not isinstance(rows, Mapping | None):
+        raise CheckpointError(f"rows must be a dict of names to numbers, got {brief(rows)}.")
     for name, count in (rows or {}).items():
         if name not in tables:
             raise CheckpointError(f"rows= names a table {name!r}, of which there are no chunks.")
@@ -163,7 +176,12 @@ def _pieces(
     for name, chunks in tables.items():
         first: Tensor | None = None
         held: list[Tensor] = []
-        for chunk in chunks:
+        given = iterated(chunks)
+        if given is None:
+            raise CheckpointError(
+                f"Table {name!r}: give its rows in chunks, a list of (ids, weights), not {brief(chunks)}."
+            )
+        for chunk in given:
             ids, weights = _checked(name, chunk, first, rows.get(name))
             first = weights[:0] if first is None else first
             held.append(ids.clone())

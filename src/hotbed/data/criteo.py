@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch.utils.data import get_worker_info
 
+from hotbed.arrays import is_one_of
 from hotbed.data.arguments import Checked, flag, labels_of, row_range, whole
 from hotbed.data.criteo_lines import CATEGORIES, DENSE, Batch, Reader
 from hotbed.data.lines import DataError, existing
@@ -115,7 +116,7 @@ class CriteoLog(SampleReader):
 
     @on_error.setter
     def on_error(self, value: Literal["raise", "skip"]) -> None:
-        if value not in ("raise", "skip"):
+        if not is_one_of(value, ("raise", "skip")):
             raise InputError(f"on_error is {brief(value)}; it must be 'raise' or 'skip'.")
         if value == "raise":
             self._counts = self._examples = None

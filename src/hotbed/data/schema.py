@@ -11,6 +11,7 @@ from hotbed.data.columns import Column, Feature, Id, Label, Number, Pair, Sequen
 from hotbed.data.fields import SchemaError
 from hotbed.data.schema_files import columns_from, json_of, toml_of
 from hotbed.files import Json, appearing, read_toml
+from hotbed.paths import path_text
 from hotbed.tables import Table
 
 __all__ = ["Schema"]
@@ -131,6 +132,7 @@ class Schema:
 
         Raises:
             SchemaError: unknown kinds or keys, values of the wrong type.
+            InputError: `path` is no path.
         """
         return cls(columns_from(values))
 
@@ -140,7 +142,7 @@ class Schema:
 
     def write(self, path: str | os.PathLike[str]) -> None:
         """Write the schema as TOML. The file appears when it is complete."""
-        with appearing(path) as part, open(part, "w", encoding="utf-8") as file:
+        with appearing(path_text(path)) as part, open(part, "w", encoding="utf-8") as file:
             file.write(self.to_toml())
 
     @classmethod
@@ -149,16 +151,18 @@ class Schema:
 
         Raises:
             SchemaError: no such file, not TOML, unknown kinds or keys, values of the wrong type.
+            InputError: `path` is no path.
         """
+        named = path_text(path)
         try:
-            return cls.from_json(read_toml(path))
+            return cls.from_json(read_toml(named))
         except SchemaError as error:
             wrong = str(error)
         except OSError as error:
             wrong = f"{error.strerror}."
         except ValueError as error:  # of numbers of too many digits, too
             wrong = f"not TOML: {error}."
-        raise SchemaError(f"{os.fsdecode(path)}: {wrong}")
+        raise SchemaError(f"{named}: {wrong}")
 
 
 def _check(name: object, column: object, columns: Mapping[str, Column]) -> None:

@@ -23,6 +23,7 @@ from hotbed.data.criteo import MISSING_ID
 from hotbed.data.criteo_lines import CATEGORIES, DENSE, Batch
 from hotbed.errors import InputError
 from hotbed.files import appearing
+from hotbed.paths import path_text
 from hotbed.text import brief
 
 # Distinct values in the columns C1..C26 of the full Kaggle 2014 log.
@@ -102,7 +103,7 @@ def write_criteo_tsv(
         Expected AUC of the planted model, which a perfect model would reach.
     """
     rows = whole("rows", rows)
-    path = os.fsdecode(path)
+    path = path_text(path)
     if not path:
         raise InputError("path is empty; name the file to write.")
     model = _PlantedModel(seed, alpha, table_rows, click_rate)

@@ -26,6 +26,7 @@ from hotbed.errors import TableError
 from hotbed.places.host.batch import check, core_batch
 from hotbed.table.live import LiveTable
 from hotbed.table.lookups import Call, CallAhead, Lookups, StoredTable
+from hotbed.table.prefetch import BatchAhead
 from hotbed.table.resolved import Resolved
 
 __all__ = ["ShardedLookups", "serve_lookup", "serve_rows"]
@@ -57,8 +58,9 @@ class ShardedLookups(Lookups):
         for own in _own(live):
             own.allocate()
 
-    def prepare(self, call: CallAhead) -> BatchOnRanks | WholeAhead:
-        assert self._prefetcher is not None
+    def prepare(self, call: CallAhead) -> BatchAhead:
+        if self._prefetcher is None:
+            return super().prepare(call)
         bags = call.read(call.inputs)
         if WholeBags in map(type, bags):
             return WholeAhead(self.ranks, call, bags)

@@ -9,6 +9,7 @@ from typing import Any, Generic, Literal, TypeVar
 import torch
 import torch.distributed as torch_dist
 
+from hotbed.arrays import is_one_of
 from hotbed.dist.errors import PeerError, is_gone
 from hotbed.dist.handshake import raise_fault
 from hotbed.dist.roles import place_among_trainers, ranks_with_batches, refuse_memory_host
@@ -130,7 +131,7 @@ class Even(Generic[T]):
     def _refuse_other_end(self) -> None:
         """Raise InputError where `end` is none, or another one on another rank, which hears of it."""
         fault = None
-        if self.end not in ("drop", "pad"):
+        if not is_one_of(self.end, ("drop", "pad")):
             fault = InputError(f'even(end={self.end!r}): give "drop" or "pad".')
         if self._group is not None:
             pad, drop, _ = self._gathered(self.end == "pad", fault=fault)

@@ -29,6 +29,7 @@ from hotbed.dist.sizes import Sizes, states_of
 from hotbed.dist.traffic import traffic_of
 from hotbed.errors import PlanError
 from hotbed.optim import Adagrad
+from hotbed.paths import path_text
 from hotbed.sharding import Replicated, RowWise, Sharding, TableWise
 from hotbed.tables import Table
 
@@ -141,7 +142,7 @@ def measure(
     if ssd is None:
         return found
     seconds = found.seconds
-    seconds[UNITS.index("ssd_row")] = _read_seconds(os.fspath(ssd))
+    seconds[UNITS.index("ssd_row")] = _read_seconds(path_text(ssd, "ssd"))
     return _of_first_rank(seconds)
 
 

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 
 from torch import nn
 
+from hotbed.arrays import is_one_of, iterated
 from hotbed.dist.grids import checked_ranks
 from hotbed.dist.measured import Measured
 from hotbed.dist.plan_arguments import Request
@@ -109,7 +110,7 @@ def tables_in(given: object) -> list[Table]:
         if not found:
             raise PlanError(f"{type(given).__name__} has no tables to plan.")
         return checked_tables(found)
-    if isinstance(given, Table | str | Mapping) or not isinstance(given, Iterable):
+    if isinstance(given, Table | str | Mapping) or iterated(given) is None:
         raise PlanError(f"A plan is for a list of hotbed.Table or for a module, not {given!r}.")
     return checked_tables(given)
 
@@ -117,7 +118,7 @@ def tables_in(given: object) -> list[Table]:
 def _checked_strategy(given: object) -> str | Measured:
     if isinstance(given, Measured) or (isinstance(given, str) and given in STRATEGIES):
         return given
-    if given == "measured":
+    if is_one_of(given, ("measured",)):
         raise PlanError(
             "A measured plan needs a machine's figures: strategy=hotbed.dist.Measured(rates, traffic), with "
             "rates of hotbed.dist.measure() or Rates.read(FILE)."

@@ -9,12 +9,13 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from torch import Tensor
 
-from hotbed.arrays import id_tensor, integer
+from hotbed.arrays import id_tensor, integer, iterated
 from hotbed.dist import plan_files
 from hotbed.dist.plan_table import PlanCost, RankLine, TableLine, printed
 from hotbed.dist.sizes import Load, RankSums, Sizes, TierSizes
 from hotbed.errors import PlanError
 from hotbed.files import Json
+from hotbed.paths import path_text
 from hotbed.sharding import Extent, GridWise, Sharding, checked_world_size, sharding_of
 from hotbed.sharding.kind import LEAST_IDS
 from hotbed.table.checks import refuse_outside
@@ -168,7 +169,7 @@ class Plan:
             for name, t in self.tables.items()
         }
         text = plan_files.text_of(self.world_size, self.shardings, notes)
-        plan_files.write_file(os.fspath(path), text)
+        plan_files.write_file(path_text(path), text)
 
     @classmethod
     def read(
@@ -184,12 +185,13 @@ class Plan:
         Raises:
             PlanError: naming the file and what in it is wrong.
         """
-        world_size, shardings = plan_files.read_file(os.fspath(path))
+        named = path_text(path)
+        world_size, shardings = plan_files.read_file(named)
         tables = checked_tables(tables)
         try:
             return cls(tables, world_size, shardings, sizes=sizes, tiers=tiers)
         except PlanError as error:
-            raise PlanError(f"{os.fspath(path)}: {error}") from None
+            raise PlanError(f"{named}: {error}") from None
 
     def as_json(self) -> dict[str, Json]:
         """Return the plan as plain values, in the form of its file."""
@@ -283,11 +285,12 @@ class Plan:
         ]
 
 
-def checked_tables(given: Iterable[Table]) -> list[Table]:
+def checked_tables(given: object) -> list[Table]:
     """Raises PlanError where they are no tables, or two have one name."""
-    if not isinstance(given, Iterable):
+    each = iterated(given)
+    if each is None:
         raise PlanError(f"tables must be several hotbed.Table, not {given!r}.")
-    tables, names = list(given), set()
+    tables, names = list(each), set()
     for table in tables:
         if not isinstance(table, Table):
             raise PlanError(f"tables must be hotbed.Table, not {table!r}.")

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from hotbed.errors import PlanError
 from hotbed.files import appearing, read_toml
+from hotbed.paths import path_text
 
 __all__ = ["ALIKE", "PHASES", "PHASE_OF", "UNITS", "Rates"]
 
@@ -142,7 +143,7 @@ class Rates:
         """
         lines = [f"version = {_VERSION}", "", "[seconds]"]
         lines += [f"{name} = {float(getattr(self, name))!r}" for name in UNITS]
-        with appearing(path) as part, open(part, "w", encoding="utf-8") as file:
+        with appearing(path_text(path)) as part, open(part, "w", encoding="utf-8") as file:
             file.write("\n".join(lines) + "\n")
 
     @classmethod
@@ -152,7 +153,7 @@ class Rates:
         Raises:
             PlanError: naming the file and what in it is wrong.
         """
-        named = os.fspath(path)
+        named = path_text(path)
         try:
             read = read_toml(named)
         except OSError as error:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hotbed.arrays import describe
+from hotbed.arrays import describe, iterated
 from hotbed.errors import InputError, PlanError
 from hotbed.inputs.bags import Bags, read_bags
 from hotbed.tables import Table
@@ -129,14 +129,15 @@ def traffic_of(
     known = _by_name(tables)
     if not isinstance(features, Mapping | None):
         raise PlanError(f"features must be a dict feature → table name, not {features!r}.")
-    if isinstance(batches, Mapping | str) or not isinstance(batches, Iterable):
+    each = iterated(batches)
+    if isinstance(batches, Mapping | str) or each is None:
         raise InputError(f"batches must be several dicts of inputs, not {describe(batches)}.")
     names = {name: name for name in known} if features is None else dict(features)
     for feature, name in names.items():
         if not isinstance(name, str) or name not in known:
             raise PlanError(f"Feature {feature!r} reads the table {name!r}, which is not there.")
     counted: dict[str, _Counted] = {}
-    for number, batch in enumerate(batches):
+    for number, batch in enumerate(each):
         if not isinstance(batch, Mapping):
             raise InputError(
                 f"batches: number {number} must be a dict of inputs by feature, not {describe(batch)}."
@@ -154,9 +155,8 @@ def traffic_of(
 
 def _by_name(tables: object) -> dict[str, Table]:
     """Return tables by their names; PlanError: they are none."""
-    several: list[object] = list(tables) if isinstance(tables, Iterable) else [tables]
     known = {}
-    for table in several:
+    for table in iterated(tables) or [tables]:
         if not isinstance(table, Table):
             raise PlanError(f"tables must be several hotbed.Table, not {table!r}.")
         known[table.name] = table

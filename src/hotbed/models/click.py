@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import ClassVar
 
 import torch
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from typing_extensions import Self
 
 from hotbed import data
+from hotbed.arrays import iterated
 from hotbed.collection import EmbeddingCollection
 from hotbed.data import Schema
 from hotbed.devices import Device
@@ -288,10 +289,11 @@ def _tables_of(tables: Sequence[str | Table], dim: int) -> list[Table]:
     Raises:
         TableError: one is no table or name, or has another width than `dim`.
     """
-    if isinstance(tables, str | Table) or not isinstance(tables, Iterable):
+    each = iterated(tables)
+    if isinstance(tables, str) or each is None:
         raise TableError(f"tables is {tables!r}. Pass a list of names or hotbed.Table objects.")
     made = []
-    for table in tables:
+    for table in each:
         if isinstance(table, str):
             table = Table(table, dim, init=Normal(0.0, 0.01))
         if not isinstance(table, Table):

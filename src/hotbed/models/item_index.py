@@ -16,6 +16,7 @@ from hotbed.arrays import id_tensor, integer
 from hotbed.errors import InputError
 from hotbed.files import appearing
 from hotbed.models.two_tower import TwoTower
+from hotbed.paths import path_text
 
 __all__ = ["Found", "ItemIndex"]
 
@@ -126,7 +127,7 @@ class ItemIndex:
         from safetensors.torch import save_file
 
         tensors = {"ids": self.ids.contiguous(), "vectors": self.vectors.contiguous()}
-        with appearing(os.fsdecode(path)) as part:
+        with appearing(path_text(path)) as part:
             save_file(tensors, part)
 
     @classmethod
@@ -134,13 +135,14 @@ class ItemIndex:
         """Return the index that `save` wrote.
 
         Raises:
-            InputError: the file is no index of items.
+            InputError: the file is no index of items, or `path` no path.
             FileNotFoundError: there is no such file.
         """
         from safetensors import SafetensorError, safe_open
 
+        named = path_text(path)
         try:
-            with safe_open(os.fsdecode(path), framework="pt") as file:
+            with safe_open(named, framework="pt") as file:
                 return cls(file.get_tensor("ids"), file.get_tensor("vectors"))
         except SafetensorError as error:
-            raise InputError(f"{os.fsdecode(path)} is no index of items: {error}.") from None
+            raise InputError(f"{named} is no index of items: {error}.") from None

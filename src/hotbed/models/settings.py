@@ -8,7 +8,7 @@ import math
 import numbers
 from collections.abc import Callable, Iterable
 
-from hotbed.arrays import integer
+from hotbed.arrays import integer, iterated
 from hotbed.errors import TableError
 from hotbed.text import brief
 
@@ -129,10 +129,9 @@ def _text(value: object) -> str | None:
 
 def _each(take: Callable[[object], object]) -> Callable[[object], tuple[object, ...] | None]:
     def taken(values: object) -> tuple[object, ...] | None:
-        if isinstance(values, str) or not isinstance(values, Iterable):
-            return None
-        each = tuple(map(take, values))
-        return None if None in each else each
+        given = None if isinstance(values, str) else iterated(values)
+        each = None if given is None else tuple(map(take, given))
+        return None if each is None or None in each else each
 
     return taken
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
+from hotbed.arrays import iterated
 from hotbed.errors import TableError
 from hotbed.group.group import Group
 from hotbed.storage import Storage
@@ -21,9 +22,10 @@ def described(
     Raises:
         TableError: they are something else, have equal names, or name tables that there are not.
     """
-    if isinstance(tables, (Table, Mapping)) or not isinstance(tables, Iterable):
+    each = iterated(tables)
+    if isinstance(tables, Mapping) or each is None:
         raise TableError(f"tables must be a list of hotbed.Table, got {type(tables).__name__}.")
-    given = list(tables)
+    given = list(each)
     if not given:
         raise TableError("An EmbeddingCollection needs at least one table.")
     names: set[str] = set()

@@ -68,14 +68,14 @@ class OneTable(TableOwner):
                 raise TableError(
                     f"hotbed.{kind}: _weight has shape {tuple(weight.shape)}, the arguments say {shape}."
                 )
-            dtype, init = dtype or weight.dtype, initializers.Zeros()
+            dtype, init = weight.dtype if dtype is None else dtype, initializers.Zeros()
         spec = Table(
             kind.lower(),
             shape[1],
             shape[0],
             combiner,
-            dtype or torch.get_default_dtype(),
-            init or initializers.Normal(0.0, 1.0),
+            torch.get_default_dtype() if dtype is None else dtype,
+            initializers.Normal(0.0, 1.0) if init is None else init,
             padding_idx,
         )
         group = group_for(group)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from hotbed.arrays import is_one_of
 from hotbed.errors import InputError, TableError
 from hotbed.ops.autocast import autocast_dtype
 from hotbed.ops.cross import cross_matrix, cross_vector
@@ -60,7 +61,7 @@ class CrossInteraction(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        if form not in ("matrix", "vector"):
+        if not is_one_of(form, ("matrix", "vector")):
             raise TableError(f"CrossInteraction: form is {form!r}. Pass 'matrix' or 'vector'.")
         if form == "vector" and rank is not None:
             raise TableError("CrossInteraction: only matrices have a rank. Pass form='matrix'.")

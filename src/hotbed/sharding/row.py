@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from hotbed import _core
+from hotbed.arrays import is_one_of
 from hotbed.errors import PlanError
 from hotbed.sharding.kind import Extent, Kept, Shape, Sharding
 from hotbed.sharding.named_ranks import distinct_ranks, first_ranks, no_rank
@@ -48,7 +49,7 @@ class RowWise(Sharding):
     def __post_init__(self) -> None:
         if self.owners is not None:
             object.__setattr__(self, "owners", distinct_ranks(self, self.owners))
-        if self.placement not in (None, "hash", "modulo"):
+        if not is_one_of(self.placement, (None, "hash", "modulo")):
             raise PlanError(
                 f'RowWise: placement must be "hash", "modulo" or None, not {self.placement!r}.'
             )

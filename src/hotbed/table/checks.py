@@ -7,9 +7,10 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from hotbed.arrays import id_tensor, real_tensor
+from hotbed.arrays import id_tensor, is_one_of, real_tensor
 from hotbed.errors import IdError, InputError, TableError
 from hotbed.tables import Table
+from hotbed.text import brief
 
 __all__ = [
     "Missing",
@@ -119,8 +120,8 @@ def checked_missing(missing: Missing) -> bool:
     Raises:
         InputError: `missing` is none of what there is.
     """
-    if missing not in get_args(Missing):
-        raise InputError(f"lookup: missing must be 'initial' or 'error', got {missing!r}.")
+    if not is_one_of(missing, get_args(Missing)):
+        raise InputError(f"lookup: missing must be 'initial' or 'error', got {brief(missing)}.")
     return missing == "error"
 
 

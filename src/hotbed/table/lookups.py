@@ -195,8 +195,16 @@ class Lookups(abc.ABC):
         raise NotImplementedError
 
     def prepare(self, call: CallAhead) -> BatchAhead:
-        """Read a batch before its forward. Only called where there is a prefetcher. Changes nothing."""
-        raise NotImplementedError
+        """Read a batch before its forward. Changes nothing.
+
+        Raises:
+            TableError: there is no prefetcher.
+        """
+        raise TableError(
+            "prepare() reads a batch whose rows a tier brings up before its forward; table "
+            f"{call.live[0].spec.name!r} has no tiers. Call forward alone, or pass "
+            "storage=hotbed.Storage(...) with device= or ssd=."
+        )
 
     def without_autocast(self) -> contextlib.AbstractContextManager[object]:
         """For a ``with`` statement: lookups inside give vectors of the compute dtype."""

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from hotbed.data.arguments import whole
 from hotbed.files import is_special
+from hotbed.paths import path_text
 from hotbed.train.callbacks import Callback, Run, Step, Validated
 from hotbed.train.evaluation import ONE_LABEL
 from hotbed.train.line_file import LineFile, whole_lines
@@ -76,8 +77,10 @@ class CsvLog(Callback):
         figures: Callable[[], Mapping[str, float]] | None = None,
     ) -> None:
         every = whole("every", every, 1)
-        self.path, self.every = os.path.abspath(path), every
-        self.validation = None if validation is None else os.path.abspath(validation)
+        self.path, self.every = os.path.abspath(path_text(path)), every
+        self.validation = (
+            None if validation is None else os.path.abspath(path_text(validation, "validation"))
+        )
         self._figures, self._names = figures, list[str]()
         self._loss = RecentLoss()
         self._run: Run | None = None

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from typing_extensions import TypedDict, Unpack
 
+from hotbed.arrays import iterated
 from hotbed.checkpoint.randomness import give_random_states, random_states
 from hotbed.data.arguments import whole
 from hotbed.data.position import (
@@ -166,7 +167,7 @@ def fit(
 
 def _check_kinds(callbacks: object, position: object, loss: object) -> None:
     """Raise InputError where an argument of `fit` is of another kind."""
-    if isinstance(callbacks, Callback) or not isinstance(callbacks, Iterable):
+    if isinstance(callbacks, Callback) or iterated(callbacks) is None:
         raise InputError(
             f"callbacks= takes a list of hotbed.train.Callback; got {brief(callbacks)}."
         )

@@ -8,6 +8,7 @@ from typing import Protocol
 
 from hotbed.data.arguments import whole
 from hotbed.errors import HotbedError
+from hotbed.paths import path_text
 from hotbed.train.callbacks import Callback, Run, Step, Validated
 from hotbed.train.csv_log import RecentLoss
 
@@ -38,7 +39,7 @@ class TensorBoardLog(Callback):
 
     def __init__(self, folder: str | os.PathLike[str], every: int = 100) -> None:
         every = whole("every", every, 1)
-        self.folder, self.every = os.path.abspath(folder), every
+        self.folder, self.every = os.path.abspath(path_text(folder, "folder")), every
         check_tensorboard()
         self._writer: _Writer | None = None
         self._loss = RecentLoss()

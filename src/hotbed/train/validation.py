@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Literal
 
+from hotbed.arrays import is_one_of
 from hotbed.checkpoint import latest, load, save
 from hotbed.checkpoint.folder import order_of, root_of
 from hotbed.checkpoint.randomness import give_random_states, random_states
@@ -68,7 +69,7 @@ class Validation(Callback):
         for name, count in (("every", every), ("patience", patience)):
             if count is not None:
                 whole(name, count, 1)
-        if mode not in ("min", "max", None):
+        if not is_one_of(mode, ("min", "max", None)):
             raise ValueError(f'mode must be "min", "max" or None; got {brief(mode)}.')
         if not isinstance(metric, str) and mode is None:
             raise ValueError('A metric that is a function needs mode="min" or mode="max".')
@@ -78,7 +79,7 @@ class Validation(Callback):
             raise ValueError("restore=True loads the best checkpoint: name its folder, best=.")
         self.batches, self.every, self.metric, self.mode = batches, every, metric, mode
         self.patience, self.min_delta, self.restores = patience, min_delta, restore
-        self.best = None if best is None else root_of(best)
+        self.best = None if best is None else root_of(best, "best")
         self.history: list[Validated] = []
         """All validations, those of earlier runs that this one goes on with among them."""
         self._run: Run | None = None

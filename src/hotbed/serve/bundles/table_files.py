@@ -10,6 +10,7 @@ import torch
 from numpy.typing import DTypeLike, NDArray
 from torch import Tensor
 
+from hotbed.arrays import is_one_of
 from hotbed.errors import PlanError
 from hotbed.serve.bundles.bundle import ExportError, TableEntry
 from hotbed.serve.bundles.defaults import DEFAULTS, first_entry
@@ -24,7 +25,7 @@ __all__ = ["check_forms", "refuse_shared", "write_table"]
 def check_forms(rows: str, default: str) -> None:
     """Raise ExportError unless rows can be stored so, and there is such a default."""
     for name, value, known in (("rows", rows, [*ROW_FORMATS]), ("default", default, DEFAULTS)):
-        if value not in known:
+        if not is_one_of(value, known):
             raise ExportError(f"{name} is {value!r}. Pass one of {', '.join(known)}.")
 
 

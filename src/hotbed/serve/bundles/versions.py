@@ -29,6 +29,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from hotbed.files import appearing
+from hotbed.paths import path_text
 from hotbed.serve.bundles.bundle import (
     DENSE,
     ITEM_VECTORS,
@@ -127,7 +128,7 @@ def versions_of(folder: str | os.PathLike[str]) -> list[Version]:
     Raises:
         BundleError: `folder` is no bundle.
     """
-    path = os.path.abspath(os.fsdecode(folder))
+    path = os.path.abspath(path_text(folder, "folder"))
     base = read_bundle(path)["model_version"]
     found = [Version(base, 0, base, path)]
     where = folder_of(path, base)
@@ -156,7 +157,7 @@ def open_layers(folder: str | os.PathLike[str], version: Version) -> Layers:
         BundleError: the version is damaged; or it, or its bundle, was removed or replaced meanwhile: ask
             `current` again.
     """
-    path = os.path.abspath(os.fsdecode(folder))
+    path = os.path.abspath(path_text(folder, "folder"))
     about = read_bundle(path)
     try:
         layers: dict[str, list[MappedRows]] = {
@@ -237,7 +238,7 @@ def pin(folder: str | os.PathLike[str], version: str) -> Version:
         BundleError: there is no such version.
         OSError: it cannot be written.
     """
-    path = os.path.abspath(os.fsdecode(folder))
+    path = os.path.abspath(path_text(folder, "folder"))
     base = read_bundle(path)["model_version"]
     _find(path, version)
     where = folder_of(path, base)
@@ -270,7 +271,7 @@ def unpin(folder: str | os.PathLike[str]) -> None:
         BundleError: `folder` is no bundle.
         OSError: it cannot be removed.
     """
-    path = os.path.abspath(os.fsdecode(folder))
+    path = os.path.abspath(path_text(folder, "folder"))
     with contextlib.suppress(FileNotFoundError):
         os.unlink(os.path.join(folder_of(path, read_bundle(path)["model_version"]), _PINNED))
 
@@ -281,7 +282,7 @@ def pinned(folder: str | os.PathLike[str]) -> str | None:
     Raises:
         BundleError: `folder` is no bundle.
     """
-    path = os.path.abspath(os.fsdecode(folder))
+    path = os.path.abspath(path_text(folder, "folder"))
     where = folder_of(path, read_bundle(path)["model_version"])
     try:
         with open(os.path.join(where, _PINNED), encoding="utf-8") as file:

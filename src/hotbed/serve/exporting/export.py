@@ -26,6 +26,7 @@ from hotbed.errors import TableError
 from hotbed.files import appearing_folder
 from hotbed.jagged import Jagged
 from hotbed.modules.owner import tables_of
+from hotbed.paths import path_text
 from hotbed.serve.bundles.bundle import (
     DENSE,
     FORMAT,
@@ -215,14 +216,13 @@ def export_checkpoint(
 
 def _target(path: str | os.PathLike[str], rows: str, default: str) -> str:
     """Return the absolute path of a bundle; raises what `export` raises before it looks at the model."""
+    named = path_text(path)
     check_forms(rows, default)
     for module in ("onnx", "onnxscript", "onnxruntime"):
         _needed(module)
-    if "://" in os.fsdecode(path):
-        raise ExportError(
-            f"{os.fsdecode(path)} is no folder of this machine. Write one, and copy it there."
-        )
-    target = os.path.abspath(os.fsdecode(path))
+    if "://" in named:
+        raise ExportError(f"{named} is no folder of this machine. Write one, and copy it there.")
+    target = os.path.abspath(named)
     if os.path.islink(target):  # what it points to is replaced, and not the link
         target = os.path.realpath(target)
     if os.path.lexists(target) and not os.path.isfile(os.path.join(target, MANIFEST)):

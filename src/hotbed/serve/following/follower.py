@@ -21,6 +21,7 @@ from hotbed.checkpoint.manifest import MANIFEST, read_manifest
 from hotbed.checkpoint.stores import store_of
 from hotbed.checkpoint.stores.local_files import held
 from hotbed.errors import HotbedError
+from hotbed.paths import path_text
 from hotbed.serve.bundles.bundle import BundleError
 from hotbed.serve.bundles.manifests import VERSION_MANIFEST, read_bundle, read_version
 from hotbed.serve.bundles.versions import (
@@ -77,7 +78,7 @@ class Follower:
         for name, value in (("keep", keep), ("most_layers", most_layers)):
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise BundleError(f"{name} must be an integer from 1 on, got {value!r}.")
-        self._bundle, self._run = os.path.abspath(os.fsdecode(bundle)), root_of(run)
+        self._bundle, self._run = os.path.abspath(path_text(bundle, "bundle")), root_of(run, "run")
         if is_complete(self._run):
             raise CheckpointError(
                 f"{self._run} is a checkpoint itself. Name the folder that it lies in."
