@@ -130,7 +130,8 @@ TESTS = {
     ),
     "dist/row_codecs": "dist/test_new_codec.py dist/test_wire_forms.py dist/test_errors_of_codecs.py",
     "dist/participant": "dist/test_sharded.py dist/test_agreement.py dist/test_out_of_step.py "
-    "dist/test_uneven.py dist/test_uneven_dense.py dist/test_alike_on_ranks.py optim/test_guards.py",
+    "dist/test_uneven.py dist/test_uneven_dense.py dist/test_alike_on_ranks.py dist/test_faults.py "
+    "optim/test_guards.py",
     **dict.fromkeys(
         ("dist/declarations", "dist/handshake", "dist/long_work"),
         "dist/test_declarations.py dist/test_agreement.py dist/test_out_of_step.py "
