@@ -111,7 +111,7 @@ def ways_of(call: Call, places: Sequence[ShardedPlace]) -> list[int]:
         places: of the tables.
     """
     count = len(places)
-    if all(bag.fixed == 1 for bag in call.bags):
+    if {bag.fixed for bag in call.bags} <= {1}:
         return [0] * count
     features, ids, bags = [0] * count, [0] * count, [0] * count
     weighed = set()
