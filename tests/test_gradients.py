@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import hotbed as hb
-from hotbed.table.gradients import TableGradient
+from hotbed.table.sparse_gradient import TableGradient
 
 ids = torch.tensor
 ROWS, DIM = 6, 2

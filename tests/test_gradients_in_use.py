@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 import hotbed as hb
 from hotbed.ops.duplicates import sum_duplicates
-from hotbed.table.gradients import plain_access, set_gradient
+from hotbed.table.sparse_gradient import plain_access, set_gradient
 
 
 def _one() -> tuple[hb.EmbeddingCollection, nn.Parameter]:

@@ -20,8 +20,8 @@ from kept_in import PLACES
 import hotbed as hb
 from hotbed.checkpoint import CheckpointError, DamagedError, restoring
 from hotbed.errors import TableError
-from hotbed.table.gradients import plain_access
 from hotbed.table.live import LiveTable
+from hotbed.table.sparse_gradient import plain_access
 
 ROWS = "rows-0-0.safetensors"
 

@@ -10,7 +10,7 @@ from optim.models import Model, Twin, backward
 from torch import Tensor, nn
 
 import hotbed as hb
-from hotbed.table.gradients import norm_of_rows
+from hotbed.table.sparse_gradient import norm_of_rows
 
 
 @pytest.mark.parametrize("clip", [hb.nn.clip_grad_norm_, nn.utils.clip_grad_norm_])

@@ -21,11 +21,11 @@ from hotbed.checkpoint.rows import most_bytes
 from hotbed.dist.by_store import ByStore
 from hotbed.dist.ranks import Ranks
 from hotbed.table.alone import ALONE, Processes
-from hotbed.table.gradients import plain_access
 from hotbed.table.live import LiveTable
 from hotbed.table.locks import alone
 from hotbed.table.lookups import snapshot_of
 from hotbed.table.records import NO_ROWS, Records, RowsOfMoment
+from hotbed.table.sparse_gradient import plain_access
 
 __all__ = ["Saving", "in_background", "raise_unheard", "snapshot_of_all", "turn"]
 

@@ -17,10 +17,10 @@ from hotbed.group.lookup import lookup
 from hotbed.inputs.bags import Bags
 from hotbed.ops.outside_graphs import outside_graphs
 from hotbed.table.alone import ALONE
-from hotbed.table.gradients import plain_access
 from hotbed.table.live import LiveTable
 from hotbed.table.lookups import CallAhead, lookups_of
 from hotbed.table.prefetch import BatchAhead
+from hotbed.table.sparse_gradient import plain_access
 
 __all__ = ["FusedLookups", "InputsOf"]
 

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from hotbed.conversion.fused import InputsOf
 from hotbed.errors import TableError
-from hotbed.table.gradients import Function, Keywords
+from hotbed.table.sparse_gradient import Function, Keywords
 
 __all__ = ["traced_inputs"]
 

@@ -34,10 +34,11 @@ from hotbed.dist.raw import Messenger
 from hotbed.dist.sending import addresses, send_gradients, send_rows, send_written
 from hotbed.dist.shards import ShardedPlace
 from hotbed.places.host.batch import FlatBags, FlatInputs, OnHost, as_vectors, places_in
-from hotbed.table.gradients import GradientRows, TableGradient
+from hotbed.table.gradients import GradientRows
 from hotbed.table.live import LiveTable
 from hotbed.table.lookups import Call
 from hotbed.table.resolved import Columns
+from hotbed.table.sparse_gradient import TableGradient
 
 __all__ = [
     "Answer",

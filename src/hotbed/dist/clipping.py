@@ -14,8 +14,8 @@ from hotbed.dist.ranks import Ranks
 from hotbed.dist.shards import TableOnRanks
 from hotbed.dist.waiting_gradients import waiting_of
 from hotbed.table.clipping import ClippingCall, Gradient
-from hotbed.table.gradients import norm_of_rows
 from hotbed.table.live import LiveTable
+from hotbed.table.sparse_gradient import norm_of_rows
 
 __all__ = [
     "CHANGE",

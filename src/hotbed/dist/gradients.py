@@ -20,15 +20,10 @@ from hotbed.dist.waiting import AtOwners
 from hotbed.dist.waiting_gradients import WaitingOnRanks, waiting_of
 from hotbed.errors import TableError
 from hotbed.places.host.step import rows_of
-from hotbed.table.gradients import (
-    Function,
-    GradientRows,
-    Keywords,
-    TableGradient,
-    stored_gradient,
-)
+from hotbed.table.gradients import GradientRows
 from hotbed.table.handles import OpenHandle, instances, touches_rows
 from hotbed.table.live import LiveTable
+from hotbed.table.sparse_gradient import Function, Keywords, TableGradient, stored_gradient
 
 __all__ = [
     "Collected",

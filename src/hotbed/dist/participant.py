@@ -21,8 +21,9 @@ from hotbed.errors import OptimizerError
 from hotbed.optim.base import TableOptimizer
 from hotbed.optim.options import NUMBERS
 from hotbed.places.host.step import NO_ROWS, HostParticipant
-from hotbed.table.gradients import GradientShare, plain_access
+from hotbed.table.gradients import GradientShare
 from hotbed.table.locks import alone
+from hotbed.table.sparse_gradient import plain_access
 
 __all__ = ["ShardedParticipant", "serve_step"]
 

@@ -10,7 +10,8 @@ from hotbed.dist.bags import BagGradients
 from hotbed.dist.shards import ShardedPlace, TableOnRanks
 from hotbed.dist.waiting import AtOwners, Waiting
 from hotbed.places.host.step import rows_of
-from hotbed.table.gradients import GradientRows, WaitingGradient, set_gradient, stored_gradient
+from hotbed.table.gradients import GradientRows, WaitingGradient
+from hotbed.table.sparse_gradient import set_gradient, stored_gradient
 
 __all__ = ["WaitingOnRanks", "waiting_of"]
 

@@ -20,10 +20,10 @@ from hotbed.inputs.bags import Bags
 from hotbed.places.moves import move, refuse_move
 from hotbed.table.alone import Processes
 from hotbed.table.checks import not_for_graphs, refuse_tracing
-from hotbed.table.gradients import plain_access
 from hotbed.table.live import LiveTable, live_table
 from hotbed.table.locks import alone, reading
 from hotbed.table.prefetch import BatchAhead, Prefetcher
+from hotbed.table.sparse_gradient import plain_access
 from hotbed.table.state_dict import ENDINGS, load_table, save_table, signed_key
 
 __all__ = [

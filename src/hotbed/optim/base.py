@@ -30,13 +30,13 @@ from hotbed.optim.options import (
 )
 from hotbed.optim.saved_states import Held, Loading, add_states
 from hotbed.places.host.step import HostParticipant
-from hotbed.table.gradients import plain_access
 from hotbed.table.live import LiveTable, live_table
 from hotbed.table.locks import alone
 from hotbed.table.lookups import StoredTable
 from hotbed.table.matrix import with_handles
 from hotbed.table.participant import StepParticipant
 from hotbed.table.place import ON_HOST, Place
+from hotbed.table.sparse_gradient import plain_access
 
 __all__ = ["TableOptimizer"]
 

@@ -11,8 +11,9 @@ from torch.autograd.graph import Node
 
 from hotbed import _core
 from hotbed.errors import HotbedError
-from hotbed.table.gradients import GradientShare, plain_access
+from hotbed.table.gradients import GradientShare
 from hotbed.table.handles import Handle
+from hotbed.table.sparse_gradient import plain_access
 
 __all__ = [
     "Changes",

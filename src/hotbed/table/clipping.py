@@ -8,8 +8,8 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from hotbed.table.gradients import norm_of_rows
 from hotbed.table.handles import Handle
+from hotbed.table.sparse_gradient import norm_of_rows
 
 __all__ = ["ClippingCall", "DenseGradient", "Gradient", "RowGradient", "gradient_of"]
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from hotbed.errors import TableError
-from hotbed.table.gradients import Function, Keywords
+from hotbed.table.sparse_gradient import Function, Keywords
 
 __all__ = ["ConvertedWeight"]
 

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 
 from hotbed.errors import TableError
 from hotbed.table.described import SteppedTable
-from hotbed.table.gradients import Function, Keywords, WaitingGradient, plain_access
+from hotbed.table.gradients import WaitingGradient
+from hotbed.table.sparse_gradient import Function, Keywords, plain_access
 
 __all__ = [
     "FollowingHandle",

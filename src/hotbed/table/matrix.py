@@ -11,8 +11,8 @@ from torch.utils._pytree import tree_map
 
 from hotbed.errors import TableError
 from hotbed.table.described import SteppedTable
-from hotbed.table.gradients import Function, Keywords, plain_access
 from hotbed.table.handles import instances, touches_rows
+from hotbed.table.sparse_gradient import Function, Keywords, plain_access
 
 __all__ = ["MOST_BYTES", "MatrixOfRows", "with_handles"]
 

@@ -23,10 +23,11 @@ from hotbed import _core
 from hotbed.errors import HotbedError
 from hotbed.table import checks
 from hotbed.table.backward import FusedUpdate
-from hotbed.table.gradients import WaitingGradient, plain_access
+from hotbed.table.gradients import WaitingGradient
 from hotbed.table.handles import Handle
 from hotbed.table.place import Place
 from hotbed.table.place_factory import PlaceFactory
+from hotbed.table.sparse_gradient import plain_access
 from hotbed.tables import COMBINERS, Table
 
 __all__ = ["TableGroup", "TableWithHandle", "live_tables", "unregister"]

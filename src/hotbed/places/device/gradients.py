@@ -23,8 +23,9 @@ from hotbed.ops.gpu.table_kernels import TableKernels
 from hotbed.ops.gpu.terms import Terms
 from hotbed.places.device.deferred_errors import DeferredError, ReportedGradient
 from hotbed.places.device.planes import there
-from hotbed.table.gradients import GradientShare, TableGradient, by_rows, stored_gradient
+from hotbed.table.gradients import GradientShare
 from hotbed.table.lookups import StoredTable
+from hotbed.table.sparse_gradient import TableGradient, by_rows, stored_gradient
 
 __all__ = [
     "BatchGradient",

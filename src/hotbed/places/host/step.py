@@ -10,9 +10,10 @@ from torch import Tensor
 
 from hotbed import _core
 from hotbed.errors import NotFiniteError, OptimizerError
-from hotbed.table.gradients import GradientRows, GradientShare, stored_gradient
+from hotbed.table.gradients import GradientRows, GradientShare
 from hotbed.table.lookups import StoredTable
 from hotbed.table.participant import SteppingOptimizer
+from hotbed.table.sparse_gradient import stored_gradient
 
 __all__ = ["NO_ROWS", "HostParticipant", "not_finite"]
 
