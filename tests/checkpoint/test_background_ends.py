@@ -54,6 +54,27 @@ def test_an_error_reaches_wait_and_the_next_save(
     train(model, optimizer, range(3, 5))
 
 
+def test_the_next_save_hears_of_an_error_that_is_about_to_be_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its thread has given its turn away by then."""
+    model, optimizer = made("memory", tmp_path, "Adam")
+    without_frames = background_saves._without_frames
+
+    def late(error: BaseException) -> BaseException:
+        time.sleep(0.3)
+        return without_frames(error)
+
+    def fail(*arguments: Any, **more: Any) -> None:
+        raise OSError(5, "the disk is gone")
+
+    monkeypatch.setattr(background_saves, "_without_frames", late)
+    monkeypatch.setattr("hotbed.checkpoint.rows.write_tensors", fail)
+    hb.save(tmp_path / "run", model, optimizer, step=1, blocking=False)
+    with pytest.raises(CheckpointError, match=r"step 1 in the background has failed"):
+        hb.save(tmp_path / "run", model, optimizer, step=2, blocking=False)
+
+
 KILLED = """
 import sys, torch, hotbed as hb
 from pathlib import Path
