@@ -85,7 +85,7 @@ class Table final : public SpaceTable {
 
   Table(const Table&) = delete;
   Table& operator=(const Table&) = delete;
-  // Blocks that its batches have used go back to the system, too.
+  // All idle blocks, as its batches may have used them, go back to the system, too.
   ~Table();
 
   const std::string& name() const { return name_; }

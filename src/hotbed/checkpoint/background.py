@@ -174,7 +174,7 @@ class Turn:
         """For a ``with`` statement, which may end on another thread."""
         self._lock.acquire()
         try:
-            self.wait()  # it gives its turn away before it says how it has ended
+            self.wait()  # the last one gave its turn away before it said how it has ended
             yield
         finally:
             self._lock.release()
