@@ -145,3 +145,14 @@ def test_rows_that_move_between_forward_and_backward() -> None:
     layer(torch.arange(10, 400_010).view(1, -1))  # the planes grow, and so move
     out.sum().backward()
     torch.testing.assert_close(w.grad, layer._live.lookup(index.flatten()).sum(1).view(2, 3))
+
+
+def test_each_table_shows_its_own_part_of_the_sums() -> None:
+    model = hb.EmbeddingCollection([hb.Table(name, 2, 9) for name in "abc"], seed=0)
+    vectors = model(
+        {"a": torch.tensor([3, 1]), "b": torch.tensor([4, 2]), "c": torch.tensor([7, 5])}
+    )
+    sum(n * v.sum() for n, v in enumerate(vectors.values(), 1)).backward()
+    for n, (name, ids) in enumerate({"a": [1, 3], "b": [2, 4], "c": [5, 7]}.items(), 1):
+        grad = model.parameter(name).grad.coalesce()
+        assert grad.indices().tolist() == [ids] and grad.values().tolist() == [[n, n]] * len(ids)
