@@ -249,6 +249,10 @@ void bind_exchange(nb::module_& module) {
             new (made) Exchange(std::move(layout), pointer<int64_t>(numbers));
           },
           "layout"_a, "numbers"_a)
+      .def(nb::init<std::shared_ptr<ExchangeLayout>, const std::vector<int64_t>&,
+                    const std::vector<int64_t>&>(),
+           "layout"_a, "own"_a, "asked_here"_a,
+           "As one rank knows it, by its own numbers and what is asked of its shards.")
       .def("count", &Exchange::count, "rank"_a, "shard"_a)
       .def("begin", &Exchange::begin, "rank"_a, "shard"_a)
       .def("id_sizes", &Exchange::id_sizes)

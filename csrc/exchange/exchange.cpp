@@ -120,6 +120,34 @@ std::vector<int64_t> distinct_ids(const Batch& batch, int64_t* distinct, int64_t
   return counts;
 }
 
+namespace {
+
+// The numbers of all ranks, as far as one knows them.
+std::vector<int64_t> known_numbers(const ExchangeLayout& layout, const std::vector<int64_t>& own,
+                                   const std::vector<int64_t>& asked_here) {
+  const int64_t width = layout.number_of.back();
+  const std::vector<int>& mine = layout.kept_by[layout.rank];
+  if (std::ssize(own) != width || asked_here.size() != mine.size() * layout.ranks) {
+    throw std::invalid_argument("numbers of another layout");
+  }
+  std::vector<int64_t> numbers(layout.ranks * width);
+  auto count = asked_here.begin();
+  for (int s : mine) {
+    const ExchangedShard& shard = layout.shards[s];
+    int64_t at = layout.number_of[shard.table];
+    if (layout.tables[shard.table].owner_rule) at += shard.owner;
+    for (int r = 0; r < layout.ranks; ++r) numbers[r * width + at] = *count++;
+  }
+  std::copy(own.begin(), own.end(), numbers.begin() + layout.rank * width);
+  return numbers;
+}
+
+}  // namespace
+
+Exchange::Exchange(std::shared_ptr<const ExchangeLayout> all, const std::vector<int64_t>& own,
+                   const std::vector<int64_t>& asked_here)
+    : Exchange(all, known_numbers(*all, own, asked_here).data()) {}
+
 Exchange::Exchange(std::shared_ptr<const ExchangeLayout> all, const int64_t* numbers)
     : layout(std::move(all)) {
   const ExchangeLayout& l = *layout;

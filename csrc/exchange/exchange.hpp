@@ -41,6 +41,10 @@ class Exchange {
   // `numbers`: of each rank those that order_by_owner() writes. Throws std::invalid_argument where
   // they cannot be.
   Exchange(std::shared_ptr<const ExchangeLayout> layout, const int64_t* numbers);
+  // The same for one rank, which knows its `own` numbers and how many ids are asked of its shards,
+  // in the order of asked_here(). What ranks ask of others has no size.
+  Exchange(std::shared_ptr<const ExchangeLayout> layout, const std::vector<int64_t>& own,
+           const std::vector<int64_t>& asked_here);
 
   // How many ids a rank asks of a shard, and where they begin among those of the table.
   int64_t count(int rank, int shard) const { return ranges_[at(rank, shard)].count; }

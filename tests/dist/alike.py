@@ -125,7 +125,7 @@ class Run:
             plan,
             shared_memory=either % 2 == 0,
             memory_host=self.is_host,
-            prefetch=int(sum(group.ranks) == group.world and either % 3 > 0),
+            prefetch=int(either % 3 > 0),
             local_world_size=local_size_of(group.trainings[0].case),
         )
         self.optimizers = [*group.optimizers(self.whole), *group.optimizers(self.own)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import cast
 
 import torch
@@ -12,14 +12,25 @@ from hotbed.dist.delivery import fetch_by_id
 from hotbed.dist.errors import PeerError
 from hotbed.dist.exchange import send_no_ids
 from hotbed.dist.handshake import Handshake
+from hotbed.dist.hosts_ahead import PrefetchOnHost
 from hotbed.dist.merging import merge
 from hotbed.dist.parts import Asked
 from hotbed.dist.prefetch import BatchOnRanks, PrefetchOnRanks
 from hotbed.dist.ranks import Ranks
 from hotbed.dist.roles import refuse_memory_host
+from hotbed.dist.rows_ahead import Travelled
 from hotbed.dist.served import ServedLookup
 from hotbed.dist.shards import TableOnRanks
-from hotbed.dist.ways import AHEAD, WHOLE, agree, bits, refuse_other_modes, room_of, round_of_all
+from hotbed.dist.ways import (
+    AHEAD,
+    WHOLE,
+    RowsTold,
+    agree,
+    bits,
+    refuse_other_modes,
+    room_of,
+    round_of_all,
+)
 from hotbed.dist.whole_ahead import WholeAhead
 from hotbed.dist.whole_batches import WholeBags, look_up_whole
 from hotbed.errors import TableError
@@ -90,12 +101,13 @@ class ShardedLookups(Lookups):
             check(given, call)
         asked: Asked | None = None
         if ahead is not None:
-            values, ended = tell([*ahead.numbers(), *modes, *[0] * room_of(call, places)])
-            refuse_other_modes(values, ended, ranks.rank, len(modes))
-            if round_of_all(values, ranks.hosts) == ahead.round:
+            told = [*ahead.numbers(), *modes, *[0] * room_of(call, places)]
+            opened = ranks.handshake("a lookup", told, tables)
+            refuse_other_modes(opened.values, opened.ended, ranks.rank, len(modes))
+            if round_of_all(opened.values, ranks.hosts) == ahead.round:
                 asked = ahead.asked
                 asked.use(call, given)
-                ahead.hear(values)
+                ahead.hear(RowsTold.of(opened, ranks.hosts))
         if asked is None:
             asked, numbers = agree(ranks, call, given, places, modes, tell)
             asked.send(ranks, numbers)
@@ -136,13 +148,11 @@ def _refuse_beside_dense(ranks: Ranks) -> None:
         )
 
 
-def serve_lookup(
-    ranks: Ranks, opened: Handshake, take: Callable[[int], ServedLookup] | None = None
-) -> None:
+def serve_lookup(ranks: Ranks, opened: Handshake, ahead: PrefetchOnHost | None = None) -> None:
     """The part of a rank that has no batch.
 
     Args:
-        take: returns what the others have asked for in a round; None: this rank takes part in none.
+        ahead: knows what the others have asked for in rounds; None: this rank takes part in none.
     """
     speaks, values = opened.ended.index(False), opened.values
     modes = _MODES + len(bits((), len(opened.tables)))
@@ -152,15 +162,19 @@ def serve_lookup(
             "The others look up batches of hotbed.dist.owned, and this rank has none any more."
         )
     served: ServedLookup | None = None
+    following: Travelled | None = None
     if not bool(values[:, 0].any()):
         served = ServedLookup.of(ranks, opened.tables, values, opened.ended, _MODES)
         if served is not None:
             served.send(ranks)
-    elif take is not None and (number := round_of_all(values, ranks.hosts)):
-        served = take(number)
+    elif ahead is not None and (number := round_of_all(values, ranks.hosts)):
+        served, following = ahead.take(number, RowsTold.of(opened, ranks.hosts))
     if served is not None:  # else the others look up anew
+        before = len(ranks.waiting.lookups)
         training, wanted = map(bool, values[speaks, AHEAD : AHEAD + _MODES].tolist())
         served.fetch(training, wanted)
+        if ahead is not None and following is not None and wanted:
+            ahead.send_ahead(following, ranks.waiting.lookups[before:])
 
 
 def serve_rows(ranks: Ranks, opened: Handshake) -> None:

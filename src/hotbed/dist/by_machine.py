@@ -20,7 +20,6 @@ from hotbed.dist.exchange import (
     Fetched,
     Given,
     KeptRows,
-    fetch,
     ids_here,
     order_by_owner,
     places_in_messages,
@@ -39,8 +38,8 @@ from hotbed.dist.layout import LaidShard, LaidTable, Layout
 from hotbed.dist.ranks import Ranks
 from hotbed.dist.raw import WORD, Messenger
 from hotbed.dist.row_codecs import CODECS, Codecs
-from hotbed.dist.rows_ahead import SentInParts
-from hotbed.dist.rows_batch import Sent
+from hotbed.dist.rows_ahead import FetchedInParts, SentInParts, divided
+from hotbed.dist.rows_batch import Sent, SentAtOnce, SentDirectly
 from hotbed.dist.sending import addresses, among, send_written
 from hotbed.dist.shards import ShardedPlace
 from hotbed.places.host.batch import FlatIds
@@ -92,7 +91,7 @@ class ByMachine:
         self._specs = [table.spec for table in shards[own]]
         self._cores = [make_core(spec, 0, elsewhere=True) for spec in self._specs]
 
-    def send(self, messenger: Gathering, by_owner: IdsByOwner, numbers: Tensor) -> Sent:
+    def send(self, messenger: Gathering, by_owner: IdsByOwner, numbers: Tensor) -> SentAtOnce:
         here, count = self.here, len(self._cores)
         numbers = numbers.contiguous()
         inside = send_ids(messenger, by_owner, numbers[here.start : here.stop])
@@ -105,10 +104,7 @@ class ByMachine:
             self.across, ids, _core.distinct_ids(given, ids.data_ptr(), inverse.data_ptr())
         )
         across = _send_at_most(messenger, merged, self._most(numbers))
-        return _SentByMachine(self, inside, asked, given, inverse, across)
-
-    def in_parts(self, messenger: Gathering, before: Requests, now: Requests) -> SentInParts | None:
-        return None
+        return _SentByMachine(self, inside, asked, given, inverse, SentDirectly(across))
 
     def _most(self, numbers: Tensor) -> Tensor:
         """Return (machines, n) int64, for each table of `across` the most ids that a machine asks for: no two
@@ -193,25 +189,34 @@ class _SentByMachine(NamedTuple):
     """Of what was asked inside."""
     inverse: Tensor
     """For each id of these, its position among the distinct ones of its shard."""
-    across: Requests
+    across: SentDirectly | SentInParts
 
     def owned(self, frozen: Sequence[int]) -> OwnedInputs:
-        route = self.route
-        return OwnedInputs(route.across, ids_here(self.across), route.frozen_across(frozen))
+        return self.across.owned(self.route.frozen_across(frozen))
 
     @property
     def requests(self) -> Requests:
         return self.inside
 
+    @property
+    def at_owners(self) -> Requests:
+        return self.across.at_owners
+
+    def in_parts(
+        self, messenger: Gathering, before: Requests, tables: Sequence[int]
+    ) -> tuple[Sent, SentInParts]:
+        made = SentInParts(self.at_owners, divided(messenger, before, self.at_owners), tables)
+        return self._replace(across=made), made
+
     def fetch(self, ranks: Ranks, frozen: Sequence[int], training: bool, wanted: bool) -> Answer:
         route, inside = self.route, self.inside.core
         never = route.frozen_across(frozen)
-        came = fetch(ranks, self.across, never, training)
+        came = self.across.fetch(ranks, never, training, wanted)
         batch: _core.Batch | None = None
 
         def write(messages: list[Tensor]) -> None:
             nonlocal batch
-            rows, merged = came.copy_out(), self.across.by_owner
+            rows, merged = came.copy_out(), self.at_owners.by_owner
             positions = merged.new_positions.data_ptr(), self.inverse.data_ptr()
             batch = rows.batch(self.given, merged.counts, *positions)
             batch.resolve(False, wanted, never)
@@ -231,7 +236,7 @@ class _FetchedByMachine(NamedTuple):
 
     fetched: Fetched
     sent: _SentByMachine
-    came: Fetched
+    came: Fetched | FetchedInParts
     """Across."""
     batch: _core.Batch
 
@@ -243,7 +248,8 @@ class _FetchedByMachine(NamedTuple):
         return self.fetched.copy_out()
 
     def kept(self, first_slots: list[int]) -> KeptLookup:
-        return _KeptByMachine(self.sent, self.came, self.batch, first_slots)
+        across = self.came.kept([0] * len(self.sent.route.table_of))
+        return _KeptByMachine(self.sent, across, self.batch, first_slots)
 
 
 class _KeptByMachine(KeptLookup):
@@ -252,11 +258,11 @@ class _KeptByMachine(KeptLookup):
     kind_given = Given
 
     def __init__(
-        self, sent: _SentByMachine, came: Fetched, batch: _core.Batch, first_slots: list[int]
+        self, sent: _SentByMachine, across: KeptRows, batch: _core.Batch, first_slots: list[int]
     ) -> None:
         self._sent, self._batch, self.first_slots = sent, batch, first_slots
         self.layout, self.counts = sent.route.layout, sent.inside.by_owner.counts
-        self._across = KeptRows(came.requests, came.owned, [0] * len(sent.route.table_of))
+        self._across = across
 
     @property
     def needs_seeds(self) -> bool:

@@ -127,7 +127,7 @@ def distribute(
         local_world_size: ranks on each machine, which lie side by side. Where there are several machines, the
             ids that ranks of one ask for are brought together before they cross to another.
         prefetch: 1: under `hotbed.lookahead`, rows of the next batch travel while this one computes, but for
-            those that its step changes; results are the same.
+            those that its step changes, from memory hosts, too; results are the same.
         ddp: arguments of DistributedDataParallel, such as ``{"find_unused_parameters": True}``.
 
     Raises:
@@ -165,10 +165,6 @@ def distribute(
         if seconds is None:
             raise TableError(
                 f"timeout must be seconds above 0, at most {_LONGEST:,}, got {timeout!r}."
-            )
-        if prefetch and ranks.hosts:
-            raise TableError(
-                "prefetch=1 is not for memory hosts: their rows come with the lookup. Give prefetch=0."
             )
         refuse_options(ddp or {})
         codecs_of(rows, gradients)
@@ -271,7 +267,7 @@ def share_tables(
     some_ahead = prefetch > 0 or bool(told[:, 0].any())
     prefetcher: PrefetchOnRanks | None = None
     if some_ahead and ranks.rank in ranks.hosts:
-        prefetcher = PrefetchOnHost(ranks)
+        prefetcher = PrefetchOnHost(ranks, rows_ahead=prefetch > 0)
     elif some_ahead:
         prefetcher = PrefetchOnRanks(ranks, rows_ahead=prefetch > 0)
     lookups = ShardedLookups(ranks, prefetcher)

@@ -86,7 +86,7 @@ class Fetched:
         found.read(self.requests.core, by_owner.ids.data_ptr(), addresses(self.messages))
         return found
 
-    def kept(self, first_slots: list[int]) -> KeptLookup:
+    def kept(self, first_slots: list[int]) -> KeptRows:
         """Return what brings gradients of these rows to their owners."""
         return KeptRows(self.requests, self.owned, first_slots)
 

@@ -102,6 +102,8 @@ class Handshake(NamedTuple):
     """Digest of what those with batches declare; 0: nothing."""
     clipped: dict[int, list[AtOwners]]
     """By number of a table with a gradient at its owners what each rank with batches says of it."""
+    holds_back: bool
+    """True if a memory host holds back rows of the next batch, and those that it has sent ahead."""
 
 
 def exchange_in_words(kind: str, sequence: int, names: Sequence[str] | int) -> str:

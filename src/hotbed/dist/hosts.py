@@ -101,10 +101,10 @@ class _Host:
             CLOSE: _end,
         }
         assert answers.keys() == {*BY_HOSTS, "a lookup", "a step"}
-        self._serving = Serving(ranks, answers)
         lookups = [live.place.lookups for ref in ranks.tables if (live := ref()) is not None]
         prefetcher = lookups[0].prefetcher
         self._ahead = prefetcher if isinstance(prefetcher, PrefetchOnHost) else None
+        self._serving = Serving(ranks, answers, self._holds_back)
 
     def serve(self) -> None:
         if self._ahead is not None:
@@ -115,11 +115,12 @@ class _Host:
             if self._ahead is not None:
                 self._ahead.end()
 
+    def _holds_back(self) -> bool:
+        return self._ahead is not None and self._ahead.holds_back()
+
     def _answer_lookup(self, ranks: Ranks, opened: Handshake) -> None:
-        if self._ahead is None:
-            serve_lookup(ranks, opened)
-        else:
-            serve_lookup(ranks, opened, self._ahead.take)
+        serve_lookup(ranks, opened, self._ahead)
+        if self._ahead is not None:
             self._ahead.go_on()
 
     def _answer_step(self, ranks: Ranks, opened: Handshake) -> None:

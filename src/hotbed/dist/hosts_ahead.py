@@ -14,8 +14,9 @@ from hotbed.dist.owned_ahead import OwnedAhead
 from hotbed.dist.prefetch import PrefetchOnRanks
 from hotbed.dist.ranks import Ranks
 from hotbed.dist.rounds import Told, are_alike
+from hotbed.dist.rows_ahead import Travelled
 from hotbed.dist.served import ServedLookup
-from hotbed.dist.ways import AHEAD, bits
+from hotbed.dist.ways import AHEAD, RowsTold, bits
 from hotbed.errors import TableError
 
 __all__ = ["PrefetchOnHost"]
@@ -26,6 +27,7 @@ class AskedAhead:
 
     Attributes:
         sent: it, whose ids are here.
+        travelled: the same, whose rows may be sent ahead.
         is_dead: True if a rank will not look it up, or does so at this moment.
         owned: the same, announced to the tiers of the shards; None: not yet.
         ids: how many of them are announced.
@@ -33,8 +35,8 @@ class AskedAhead:
         tried: turn in which they did not fit.
     """
 
-    def __init__(self, sent: ServedLookup) -> None:
-        self.sent, self.is_dead = sent, False
+    def __init__(self, sent: ServedLookup, travelled: Travelled) -> None:
+        self.sent, self.travelled, self.is_dead = sent, travelled, False
         self.withdraw()
 
     def withdraw(self) -> None:
@@ -143,9 +145,9 @@ class PrefetchOnHost(PrefetchOnRanks):
     thread that answers the others.
     """
 
-    def __init__(self, ranks: Ranks) -> None:
-        """Called by all ranks."""
-        super().__init__(ranks)
+    def __init__(self, ranks: Ranks, *, rows_ahead: bool = False) -> None:
+        """Called by all ranks. `rows_ahead`: as of `PrefetchOnRanks`."""
+        super().__init__(ranks, rows_ahead=rows_ahead)
         self._pending = _Pending()
         self._host_window: _HostWindow | None = None
         self._is_over = False  # the others' loop has no more batches
@@ -170,29 +172,42 @@ class PrefetchOnHost(PrefetchOnRanks):
             self._host_window.close()
         self.drop_offers()
 
-    def take(self, number: int) -> ServedLookup:
-        """Return the batch that the others have asked for in a round and look up now; its rows are found.
+    def holds_back(self) -> bool:
+        """Return True if no rows of this rank are to be sent ahead, nor those that were to be used."""
+        if self.beside is None:
+            return False
+        with self._pending.moved:
+            sent = [batch.travelled.rows_ahead for batch in self._pending.batches.values()]
+        stale = any(one is not None and not one.is_good for one in sent)
+        return stale or any(live.follows for live in self.shards)
+
+    def take(self, number: int, told: RowsTold) -> tuple[ServedLookup, Travelled | None]:
+        """Return the batch that the others have asked for in a round and look up now, whose rows are found;
+        and the one behind it, if its rows are to be sent ahead.
+
+        Args:
+            told: by the others, of rows that are sent ahead.
 
         Raises:
-            TableError: this rank could not take part in that round.
+            TableError: this rank could not take part in that round, or in that of the batch behind it.
         """
         pending = self._pending
         self.drop_offers()
         with pending.moved, trace.span("wait for rows"):
-            pending.moved.wait_for(lambda: pending.round >= number or self.rounds.is_lost)
+            last = max(number, told.next_round)
+            pending.moved.wait_for(lambda: pending.round >= last or self.rounds.is_lost)
             batch = pending.batches.pop(number, None)
-            if batch is None:
+            if batch is None or pending.round < last:
                 # The others do not hear of it but by the end of the group, as they wait for rows.
-                raise TableError(
-                    f"This rank has no ids of round {number}, which the others look up."
-                )
+                raise TableError(f"This rank has no ids of round {last}, which the others look up.")
             for dead in [n for n, other in pending.batches.items() if other.is_dead]:
                 del pending.batches[dead]
             if (window := self._host_window) is not None:
                 pending.moved.wait_for(lambda: not window.is_at(batch))
         for owned in batch.owned or ():
             owned.offer(False)
-        return batch.sent
+        batch.travelled.take_rows(told.are_good)
+        return batch.sent, batch.travelled.next if told.next_round else None
 
     def go_on(self) -> None:
         """Try again what did not fit, as a lookup or a step is over."""
@@ -207,12 +222,12 @@ class PrefetchOnHost(PrefetchOnRanks):
         pending, rounds = self._pending, self.rounds
         try:
             while (told := rounds.listen()) is not None:
-                sent = self._sent(told[0].digest) if are_alike(told) else None
+                asked = self._asked(told[0].digest) if are_alike(told) else None
                 with pending.moved:
                     self._drop(told)
                     pending.depth = max(one.depth for one in told) * rounds.kinds
-                    if sent is not None:
-                        pending.batches[rounds.count] = AskedAhead(sent)
+                    if asked is not None:
+                        pending.batches[rounds.count] = asked
                     pending.round = rounds.count
                     pending.moved.notify_all()
         finally:
@@ -238,7 +253,7 @@ class PrefetchOnHost(PrefetchOnRanks):
             if number <= self._spent_before:
                 del self._pending.batches[number]
 
-    def _sent(self, digest: int) -> ServedLookup | None:
+    def _asked(self, digest: int) -> AskedAhead | None:
         """Take part in sending the ids of a batch; None: the others want different things."""
         ranks, rounds = self.ranks, self.rounds
         room, *tables = rounds.describe(digest)
@@ -250,6 +265,6 @@ class PrefetchOnHost(PrefetchOnRanks):
                 sent = ServedLookup.of(ranks, tables, values, ended, modes=0)
                 if sent is not None:
                     sent.send(rounds)
-                    return sent
+                    return AskedAhead(sent, self.divide(digest, sent.by_rows()))
         except PeerError:
             return None

@@ -10,7 +10,7 @@ from torch import Tensor
 from hotbed.dist.raw import Messenger
 from hotbed.errors import PlanError
 
-__all__ = ["Machines", "Within"]
+__all__ = ["Machines", "Within", "of_all"]
 
 
 class Machines(NamedTuple):
@@ -89,7 +89,7 @@ class Within:
         self.rank, self.size = members.index(messenger.rank), len(members)
 
     def reserve(self, sizes: Sequence[int]) -> list[Tensor]:
-        messages = self._messenger.reserve(self._of_all(sizes))
+        messages = self._messenger.reserve(of_all(sizes, self._members, self._messenger.size))
         return [messages[member] for member in self._members]
 
     def send(
@@ -100,11 +100,14 @@ class Within:
         heard_by: Sequence[int] | None = None,
     ) -> list[Tensor]:
         told = self._heard_by if heard_by is None else [self._members[at] for at in heard_by]
-        received = self._messenger.send(what + self._suffix, self._of_all(sizes), fault, told)
+        coming = of_all(sizes, self._members, self._messenger.size)
+        received = self._messenger.send(what + self._suffix, coming, fault, told)
         return [received[member] for member in self._members]
 
-    def _of_all(self, sizes: Sequence[int]) -> list[int]:
-        every = [0] * self._messenger.size
-        for member, size in zip(self._members, sizes, strict=True):
-            every[member] = size
-        return every
+
+def of_all(sizes: Sequence[int], members: Sequence[int], count: int) -> list[int]:
+    """Return sizes of messages of some ranks, and 0 of the others among `count`."""
+    every = [0] * count
+    for member, size in zip(members, sizes, strict=True):
+        every[member] = size
+    return every

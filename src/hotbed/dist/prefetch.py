@@ -7,28 +7,27 @@ import functools
 import weakref
 import zlib
 from collections.abc import Sequence
-from typing import NamedTuple, cast
+from typing import cast
 
 from torch import Tensor
 
 from hotbed import _core
 from hotbed.dist.beside import Beside
-from hotbed.dist.exchange import live_shards
-from hotbed.dist.exchanged_values import KeptLookup, Requests
-from hotbed.dist.layout import Layout
+from hotbed.dist.exchanged_values import KeptLookup
 from hotbed.dist.owned_ahead import OwnedAhead
 from hotbed.dist.parts import Asked
 from hotbed.dist.ranks import Ranks
 from hotbed.dist.rounds import Rounds, RoundSession
-from hotbed.dist.rows_ahead import RowsAhead, SentInParts
+from hotbed.dist.rows_ahead import Divides, RowsAhead, Travelled
 from hotbed.dist.shards import TableOnRanks
 from hotbed.dist.waiting_gradients import waiting_of
-from hotbed.dist.ways import AHEAD, agree, bits, room_of
+from hotbed.dist.ways import RowsTold, agree, bits, room_of
 from hotbed.errors import HotbedError
 from hotbed.inputs.bags import Bags
 from hotbed.places.host.batch import core_batch
 from hotbed.places.tiered.prepared import Offers, ReadBatch
 from hotbed.places.tiered.tiers import Tiers
+from hotbed.table.live import LiveTable
 from hotbed.table.lookups import Call, CallAhead
 from hotbed.table.prefetch import Window
 
@@ -50,7 +49,7 @@ class PrefetchOnRanks:
         self.ranks = ranks
         wait = datetime.timedelta(seconds=ranks.timeout)
         self.beside = Beside(ranks, "rows ahead", wait) if rows_ahead else None
-        self._travelled: dict[int, _Travelled] = {}
+        self._travelled: dict[int, Travelled] = {}  # the last one of each digest
         self.offers: Offers[BatchOnRanks] = Offers()
         self.rounds = Rounds(ranks)
         self._offered = 0  # round of the last batch that was
@@ -60,12 +59,16 @@ class PrefetchOnRanks:
     def is_idle(self) -> bool:
         return self.rounds.is_idle
 
+    @property
+    def shards(self) -> list[LiveTable]:
+        """Return those of this rank."""
+        tables = [table for number in self.ranks.tables if (table := number()) is not None]
+        return [own for table in tables for own in table.place.own.values()]
+
     @functools.cached_property
     def tiers(self) -> list[Tiers]:
         """Return the tiers in which shards of this rank lie, once there are some."""
-        tables = [table for number in self.ranks.tables if (table := number()) is not None]
-        shards = [own for table in tables for own in table.place.own.values()]
-        found = dict.fromkeys(own.place.lookups.prefetcher for own in shards)
+        found = dict.fromkeys(own.place.lookups.prefetcher for own in self.shards)
         return [one for one in found if isinstance(one, Tiers)]
 
     def pop(self, call: Call, given: _core.Batch) -> BatchOnRanks | None:
@@ -87,24 +90,33 @@ class PrefetchOnRanks:
             return 1  # of one batch
         return sum(tiers.ids_ahead() for tiers in own) if own else None
 
-    def divide(self, rounds: Rounds, batch: BatchOnRanks) -> None:
-        """Find which rows can be sent while the batch before is trained on. Called by all ranks, on the
-        thread of the rounds."""
+    def divide(self, digest: int, sent: Sequence[Divides]) -> Travelled:
+        """Find which rows of a batch can be sent while the one before is trained on. Called by all ranks, on
+        the thread of the rounds.
+
+        Args:
+            digest: of its tables.
+            sent: its ids, of what comes as rows.
+        """
+        made = Travelled(self.rounds.count, {one.layout: one.at_owners for one in sent})
         if self.beside is None:
-            return
-        parts = batch.asked.by_rows()
-        before = self._travelled.get(batch.digest)
-        requests = {part.layout: part.requests for part in parts}
-        self._travelled[batch.digest] = _Travelled(weakref.ref(batch), requests)
-        if before is None:
-            return
-        for part in parts:
-            earlier = before.requests.get(part.layout)
-            made = None if earlier is None else part.divide(rounds, earlier)
-            if made is not None:
-                batch.in_parts.append((made, part.frozen))
-        if (present := before.batch()) is not None:
-            present.next = weakref.ref(batch)
+            return made
+        before, self._travelled[digest] = self._travelled.get(digest), made
+        if before is not None:
+            for one in sent:
+                if (earlier := before.requests.get(one.layout)) is not None:
+                    made.parts.append(one.divide(self.rounds, earlier))
+            before.next = made
+        return made
+
+    def send_ahead(self, following: Travelled, lookups: Sequence[KeptLookup]) -> None:
+        """Send rows of a batch while the one before is trained on. Called by all ranks.
+
+        Args:
+            lookups: of the batch before.
+        """
+        assert self.beside is not None
+        following.rows_ahead = RowsAhead(self.ranks, self.beside, following, lookups)
 
     def open_window(self, window: Window) -> RoundSession:
         earlier = None if self._window is None else self._window()
@@ -135,14 +147,6 @@ class PrefetchOnRanks:
             tiers.count(waited, queue)
 
 
-class _Travelled(NamedTuple):
-    """The last batch whose ids have travelled."""
-
-    batch: weakref.ref[BatchOnRanks]
-    requests: dict[Layout, Requests]
-    """Of what comes as rows."""
-
-
 def digest_of(call: CallAhead, kind: str = "ids travel") -> int:
     """Return what tells ranks whether they read batches of one `kind` for the same tables."""
     numbers = [table.place.number for table in cast(Sequence[TableOnRanks], call.live)]
@@ -153,13 +157,9 @@ class BatchOnRanks(ReadBatch[_core.Batch]):
     """A batch of this rank, whose ids travel in a round.
 
     Attributes:
-        round: in which they have; 0: not yet.
         asked: what they ask of the owners.
         digest: of the tables that it is about.
-        in_parts: what of it comes as rows, of which some can be sent while the batch before is trained on;
-            and the tables that take no new rows.
-        next: the batch behind it, once that one's ids have travelled.
-        rows_ahead: rows of it that were sent ahead.
+        travelled: its ids, once they have travelled.
     """
 
     asked: Asked
@@ -171,11 +171,8 @@ class BatchOnRanks(ReadBatch[_core.Batch]):
         self._owned: list[OwnedAhead] = []
         self._places = [one.place for one in cast(Sequence[TableOnRanks], call.live)]
         self.digest = digest_of(call)
-        self.round = 0
-        self.in_parts: list[tuple[SentInParts, Sequence[int]]] = []
-        self.next: weakref.ref[BatchOnRanks] | None = None
-        self.rows_ahead: RowsAhead | None = None
-        self._following: BatchOnRanks | None = None
+        self.travelled = Travelled(0, {})
+        self._following: Travelled | None = None
 
     def _keeps_ids(self, table: int) -> bool:
         return True
@@ -202,35 +199,28 @@ class BatchOnRanks(ReadBatch[_core.Batch]):
             rounds.describe(self.digest, [room_of(call, self._places), *tables])
         self.asked, numbers = agree(ranks, call, self.batch, self._places, modes, tell)
         self.asked.send(rounds, numbers)
-        self._prefetcher.divide(rounds, self)
-        self.round = rounds.count
+        self.travelled = self._prefetcher.divide(self.digest, self.asked.by_rows())
+
+    @property
+    def round(self) -> int:
+        """Return the round in which its ids have travelled; 0: in none."""
+        return self.travelled.round
 
     def numbers(self) -> list[int]:
         """Return what is told before the modes of its lookup, `hotbed.dist.ways.AHEAD` numbers."""
-        coming, following = self.rows_ahead, None if self.next is None else self.next()
-        if following is not None and following.can_send_rows():
-            self._following = following
-        then = 0 if self._following is None else self._following.round
-        return [self.round, int(coming is not None and coming.is_good), then]
-
-    def hear(self, values: Tensor) -> None:
-        """Take what all ranks have told in `numbers`, (ranks, n) int64, where all have told this round."""
-        told: list[list[int]] = values[:, 1:AHEAD].tolist()
-        if self.rows_ahead is not None and not all(good for good, _ in told):
-            self.rows_ahead.drop()
-        if len({then for _, then in told}) > 1:
-            self._following = None
-
-    def can_send_rows(self) -> bool:
-        """True if no rows change in the step of the batch before but those that it asks for."""
-        shards = [live for one, _ in self.in_parts for live in live_shards(one.layout)]
+        following = self.travelled.next
         own = [waiting_of(cast(TableOnRanks, one)) for one in self.live]
-        return bool(
-            self.round
-            and self.in_parts
-            and not any(live.follows for live in shards)
-            and not any(one.at_owners for one in own)
-        )
+        if following is None or not following.has_steady_rows or any(o.at_owners for o in own):
+            following = None
+        self._following = following
+        then = 0 if following is None else following.round
+        return [self.round, int(self.travelled.has_good_rows), then]
+
+    def hear(self, told: RowsTold) -> None:
+        """Take what all ranks have told, where all have told the round of this batch."""
+        self.travelled.take_rows(told.are_good)
+        if not told.next_round:
+            self._following = None
 
     def send_rows_of_next(self, lookups: Sequence[KeptLookup]) -> None:
         """Send the next batch's rows ahead, where all ranks can. Called by all ranks.
@@ -239,10 +229,8 @@ class BatchOnRanks(ReadBatch[_core.Batch]):
             lookups: of this batch.
         """
         following, self._following = self._following, None
-        beside = self._prefetcher.beside
-        if following is not None and beside is not None:
-            sent = following.in_parts
-            following.rows_ahead = RowsAhead(self._prefetcher.ranks, beside, sent, lookups)
+        if following is not None:
+            self._prefetcher.send_ahead(following, lookups)
 
     def announce(self) -> None:
         for inputs in self.asked.owned():

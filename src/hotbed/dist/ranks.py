@@ -50,7 +50,7 @@ _PATIENCE = 1e6
 _NOTHING = torch.empty(0, dtype=torch.uint8, device="cpu")
 
 _KIND, _SEQUENCE, _FAULT, _COUNT, _ALIVE, _TABLES = range(6)
-_MEANT, _WANTS_END, _DECLARED, _CLIPPED, _HEADER = range(6, 11)
+_MEANT, _WANTS_END, _DECLARED, _CLIPPED, _HOLDS_BACK, _HEADER = range(6, 12)
 _ALIKE = _KIND, _SEQUENCE, _DECLARED, _COUNT
 _ENDED = KINDS.index(ENDED)
 
@@ -186,10 +186,11 @@ class Ranks(LongWork):
         head[_DECLARED] = 0 if declared is None else declared.digest
         return self._open(head, wanted, values, fault, declared)
 
-    def serve(self) -> Handshake:
-        """Take part in what ranks that still have batches do, where this one has none."""
+    def serve(self, *, holds_back: bool = False) -> Handshake:
+        """Take part in what ranks that still have batches do, where this one has none. `holds_back`: as of
+        `Handshake`, for its shards."""
         head = [0] * _HEADER
-        head[_KIND] = _ENDED
+        head[_KIND], head[_HOLDS_BACK] = _ENDED, holds_back
         return self._open(head, None, None, None, None)
 
     def _open(
@@ -238,7 +239,8 @@ class Ranks(LongWork):
         if (most := max(of_all[_CLIPPED])) or self.waiting.clipped:  # told behind the values
             words = self._behind(reported, count, clipped, most).tolist()
             states = self.waiting.read_states(words, ended, self.rank)
-        return Handshake(kind, found, every_value, ended, waiting, declares, states)
+        holds_back = any(of_all[_HOLDS_BACK])
+        return Handshake(kind, found, every_value, ended, waiting, declares, states, holds_back)
 
     def _behind(self, reported: Tensor, begin: int, own: Sequence[int], count: int) -> Tensor:
         """(ranks, count) int64 behind all headers from `begin` on, or gathered where they have no room there.

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import weakref
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -18,9 +18,8 @@ from torch import Tensor
 from hotbed import _core, trace
 from hotbed.dist.beside import Beside
 from hotbed.dist.delivery import owned_ids
-from hotbed.dist.exchange import KeptRows, fetch, ids_here, live_shards, look_up_owned
+from hotbed.dist.exchange import Fetched, KeptRows, fetch, ids_here, live_shards, look_up_owned
 from hotbed.dist.exchanged_values import (
-    Answer,
     Gathering,
     IdsByOwner,
     KeptLookup,
@@ -31,9 +30,10 @@ from hotbed.dist.exchanged_values import (
 from hotbed.dist.layout import Layout
 from hotbed.dist.ranks import Ranks
 from hotbed.dist.raw import exchange
-from hotbed.dist.sending import RowsComing, addresses, begin_rows, send_rows
+from hotbed.dist.sending import RowsComing, addresses, among, begin_rows, send_rows
+from hotbed.table.live import LiveTable
 
-__all__ = ["RowsAhead", "SentInParts", "divided"]
+__all__ = ["Divides", "FetchedInParts", "RowsAhead", "SentInParts", "Travelled", "divided"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -60,19 +60,22 @@ def divided(messenger: Gathering, before: Requests, now: Requests) -> _Parts:
     Args:
         before: with the same layout.
     """
-    layout = now.by_owner.layout
     again_here = _again_here(before, now)
     again = _told_by_owners(messenger, now, again_here)
-    masks = ~again, again
-    own = [_numbers_of(now.by_owner, mask) for mask in masks]
-    told = messenger.gather([*own[0], *own[1]])
-    width, made = len(own[0]), []
-    for at, (mask, here) in enumerate(zip(masks, (~again_here, again_here), strict=True)):
-        numbers = told[:, at * width : (at + 1) * width].contiguous()
-        core = _core.Exchange(layout.core, numbers.data_ptr())
-        by_owner, positions = _some_of(now.by_owner, mask, own[at])
-        made.append(_Part(Requests(by_owner, core, now.ids_here[here]), positions))
-    return _Parts(*made)
+    return _Parts(_part(now, ~again, ~again_here), _part(now, again, again_here))
+
+
+def _part(now: Requests, mask: Tensor, here: Tensor) -> _Part:
+    """Return some of the ids.
+
+    Args:
+        mask: (n,) bool, which of those that this rank asks for.
+        here: (n,) bool, which of those asked of its shards.
+    """
+    by_owner, positions = _some_of(now.by_owner, mask)
+    counts = _counts_in(here, now.core.asked_here())
+    core = _core.Exchange(by_owner.layout.core, by_owner.counts_to_owners, counts)
+    return _Part(Requests(by_owner, core, now.ids_here[here]), positions)
 
 
 def _again_here(before: Requests, now: Requests) -> Tensor:
@@ -95,7 +98,10 @@ def _told_by_owners(messenger: Gathering, now: Requests, again_here: Tensor) -> 
     kept_by = layout.core.kept_by
     coming = [sum(core.count(layout.rank, s) for s in kept) for kept in kept_by]
     received = exchange(
-        messenger, "ids that come again", [pieces[rank::size] for rank in range(size)], coming
+        among(layout, messenger),
+        "ids that come again",
+        [pieces[rank::size] for rank in range(size)],
+        coming,
     )
     again = torch.empty(len(now.by_owner.ids), dtype=torch.uint8, device="cpu")
     of_tables = again.split_with_sizes(now.by_owner.counts)
@@ -108,9 +114,8 @@ def _told_by_owners(messenger: Gathering, now: Requests, again_here: Tensor) -> 
     return again.view(torch.bool)
 
 
-def _numbers_of(by_owner: IdsByOwner, mask: Tensor) -> list[int]:
-    """Return the `counts_to_owners` of some ids; these lie in the order of these numbers."""
-    sizes = by_owner.counts_to_owners
+def _counts_in(mask: Tensor, sizes: Sequence[int]) -> list[int]:
+    """Return how many are True of the first so many of a mask, then of the next."""
     if not sizes:
         return []
     sums = torch.cat([torch.zeros(1, dtype=torch.int64, device="cpu"), mask.cumsum(0)])
@@ -119,19 +124,25 @@ def _numbers_of(by_owner: IdsByOwner, mask: Tensor) -> list[int]:
     return found
 
 
-def _some_of(by_owner: IdsByOwner, mask: Tensor, numbers: list[int]) -> tuple[IdsByOwner, Tensor]:
+def _some_of(by_owner: IdsByOwner, mask: Tensor) -> tuple[IdsByOwner, Tensor]:
     """Return some of the ids, and (n,) int64 their positions among all ids of their tables."""
     of_tables = [part.nonzero().flatten() for part in mask.split_with_sizes(by_owner.counts)]
-    counts, positions = [len(some) for some in of_tables], torch.cat(of_tables)
     none = torch.empty(0, dtype=torch.int64, device="cpu")
+    counts, positions = [len(some) for some in of_tables], torch.cat([none, *of_tables])
+    numbers = _counts_in(mask, by_owner.counts_to_owners)
     return IdsByOwner(by_owner.layout, by_owner.ids[mask], counts, none, numbers), positions
 
 
 class SentInParts:
-    """`hotbed.dist.rows_batch.Sent`, whose rows may come in two parts."""
+    """`hotbed.dist.rows_batch.Sent`, whose rows may come in two parts.
 
-    def __init__(self, requests: Requests, parts: _Parts) -> None:
-        self.requests = requests
+    Attributes:
+        tables: their numbers.
+    """
+
+    def __init__(self, requests: Requests, parts: _Parts, tables: Sequence[int]) -> None:
+        self.requests = self.at_owners = requests
+        self.tables = tables
         self._parts = parts
         self._coming: RowsComing | None = None
 
@@ -142,7 +153,7 @@ class SentInParts:
     def owned(self, frozen: Sequence[int]) -> OwnedInputs:
         return OwnedInputs(self.layout, ids_here(self.requests), frozen)
 
-    def begin(self, beside: Beside, frozen: Sequence[int]) -> None:
+    def begin(self, beside: Beside) -> None:
         """Have owners send the rows that the batch before does not ask for. Called by all ranks.
 
         Raises:
@@ -151,7 +162,7 @@ class SentInParts:
         fresh = self._parts.fresh.requests
 
         def look_up(buffers: list[Tensor]) -> None:
-            look_up_owned(fresh, frozen, False, buffers)
+            look_up_owned(fresh, (), False, buffers)
 
         core = fresh.core
         with torch.no_grad():
@@ -161,7 +172,9 @@ class SentInParts:
         """Have all rows come with the lookup."""
         self._coming = None
 
-    def fetch(self, ranks: Ranks, frozen: Sequence[int], training: bool, wanted: bool) -> Answer:
+    def fetch(
+        self, ranks: Ranks, frozen: Sequence[int], training: bool, wanted: bool
+    ) -> Fetched | FetchedInParts:
         coming, self._coming = self._coming, None
         if coming is None:
             return fetch(ranks, self.requests, frozen, training)
@@ -181,10 +194,10 @@ class SentInParts:
 
         core = again.core
         rest = send_rows(ranks, "rows", self.layout, core.count, core.row_sizes(), look_up)
-        return _FetchedInParts(self.requests, owned, self._parts, (first, rest))
+        return FetchedInParts(self.requests, owned, self._parts, (first, rest))
 
 
-class _FetchedInParts(NamedTuple):
+class FetchedInParts(NamedTuple):
     """`hotbed.dist.exchanged_values.Answer`."""
 
     requests: Requests
@@ -204,8 +217,65 @@ class _FetchedInParts(NamedTuple):
         found.read_parts(self.requests.core, by_owner.ids.data_ptr(), parts)
         return found
 
-    def kept(self, first_slots: list[int]) -> KeptLookup:
+    def kept(self, first_slots: list[int]) -> KeptRows:
         return KeptRows(self.requests, self.owned, first_slots)
+
+
+class Travelled:
+    """Ids of a batch that have travelled, whose rows may be sent ahead.
+
+    Attributes:
+        round: in which they have.
+        requests: of what comes as rows, at the owners.
+        parts: the same where some rows can be sent while the batch before is trained on.
+        next: ids of the batch behind it, once these have travelled.
+        rows_ahead: rows of it that were sent ahead.
+    """
+
+    def __init__(self, number: int, requests: dict[Layout, Requests]) -> None:
+        """`number`: of the round."""
+        self.round, self.requests = number, requests
+        self.parts: list[SentInParts] = []
+        self.next: Travelled | None = None
+        self.rows_ahead: RowsAhead | None = None
+
+    @property
+    def has_good_rows(self) -> bool:
+        """Return True if rows were sent ahead, and none has changed since."""
+        return self.rows_ahead is not None and self.rows_ahead.is_good
+
+    def take_rows(self, are_good: bool) -> None:
+        """Have the lookup use rows that were sent ahead; or drop them, and all rows come with it."""
+        self.rows_ahead = None
+        for part in () if are_good else self.parts:
+            part.drop()
+
+    @property
+    def has_steady_rows(self) -> bool:
+        """Return True if none of its rows here changes in the step of the batch before but those that this
+        one asks for."""
+        return bool(self.parts) and not any(live.follows for live in self.shards())
+
+    def shards(self) -> list[LiveTable]:
+        """Return the shards of this rank whose rows are asked for."""
+        return [live for part in self.parts for live in live_shards(part.layout)]
+
+
+class Divides(Protocol):
+    """Ids that were sent on a route.
+
+    Attributes:
+        layout: by which they were ordered.
+        at_owners: what owners are asked for.
+    """
+
+    @property
+    def layout(self) -> Layout: ...
+    @property
+    def at_owners(self) -> Requests: ...
+
+    def divide(self, messenger: Gathering, before: Requests) -> SentInParts:
+        """Have the rows come in parts, by what the batch before asks for. Called by all ranks."""
 
 
 class RowsAhead:
@@ -213,28 +283,23 @@ class RowsAhead:
     those of the present batch."""
 
     def __init__(
-        self,
-        ranks: Ranks,
-        beside: Beside,
-        sent: Sequence[tuple[SentInParts, Sequence[int]]],
-        lookups: Sequence[KeptLookup],
+        self, ranks: Ranks, beside: Beside, sent: Travelled, lookups: Sequence[KeptLookup]
     ) -> None:
         """Begin to send them. Called by all ranks.
 
         Args:
-            sent: the next batch's ids, and the tables of each that take no new rows.
+            sent: the next batch's ids.
             lookups: of the present batch.
         """
-        self._sent = [one for one, _ in sent]
         # Not the lookups themselves, which hold rows.
         self._lookups = [weakref.ref(lookup) for lookup in lookups]
-        self._tables = {number for one, _ in sent for number in one.layout.table_numbers}
-        self._shards = [live for one, _ in sent for live in live_shards(one.layout)]
+        self._tables = {number for part in sent.parts for number in part.tables}
+        self._shards = sent.shards()
         self._rewrites = self._count_rewrites()
         self._is_stale = False
-        for one, frozen in sent:
+        for part in sent.parts:
             try:
-                one.begin(beside, frozen)
+                part.begin(beside)
             except Exception:  # of this rank alone; the lookup itself will raise it on all
                 self._is_stale = True
         ranks.waiting.listeners.add(self)
@@ -250,11 +315,6 @@ class RowsAhead:
         if self._is_stale or any(live.follows for live in self._shards):
             return False  # of an optimizer that was made meanwhile
         return self._count_rewrites() == self._rewrites
-
-    def drop(self) -> None:
-        """Have all rows come with the lookup."""
-        for one in self._sent:
-            one.drop()
 
     def _count_rewrites(self) -> list[int]:
         return [live.place.rewrites for live in self._shards]

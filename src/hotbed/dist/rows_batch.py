@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from hotbed import _core
-from hotbed.dist.exchange import fetch, ids_here, keep, order_by_owner, send_ids
+from hotbed.dist.exchange import Fetched, fetch, ids_here, keep, order_by_owner, send_ids
 from hotbed.dist.exchanged_values import (
     Answer,
     Gathering,
@@ -27,7 +27,17 @@ from hotbed.places.host.batch import HostBatch, HostPendingGradient
 from hotbed.table.gradients import GradientRows
 from hotbed.table.lookups import Call
 
-__all__ = ["Direct", "Route", "RowsBatch", "RowsOfCall", "Sent", "ShardedPendingGradient"]
+__all__ = [
+    "Direct",
+    "Route",
+    "RowsBatch",
+    "RowsOfCall",
+    "RowsOnRoute",
+    "Sent",
+    "SentAtOnce",
+    "SentDirectly",
+    "ShardedPendingGradient",
+]
 
 
 class Sent(Protocol):
@@ -35,16 +45,34 @@ class Sent(Protocol):
 
     Attributes:
         requests: what came of the first exchange of them.
+        at_owners: what owners are asked for.
     """
 
     @property
     def requests(self) -> Requests: ...
+    @property
+    def at_owners(self) -> Requests: ...
 
     def owned(self, frozen: Sequence[int]) -> OwnedInputs:
         """Return what is asked of the shards of this rank. `frozen`: of the tables that are asked for."""
 
     def fetch(self, ranks: Ranks, frozen: Sequence[int], training: bool, wanted: bool) -> Answer:
         """Do as `hotbed.dist.exchange.fetch`. `wanted`: True if gradients may come."""
+
+
+class SentAtOnce(Sent, Protocol):
+    """`Sent`, whose rows come all at once."""
+
+    def in_parts(
+        self, messenger: Gathering, before: Requests, tables: Sequence[int]
+    ) -> tuple[Sent, SentInParts]:
+        """Return the same with rows that come from the owners in two parts, and what so comes. Called by all
+        ranks.
+
+        Args:
+            before: what the batch before asks of the owners.
+            tables: numbers of the tables.
+        """
 
 
 class Route(Protocol):
@@ -57,12 +85,8 @@ class Route(Protocol):
     @property
     def layout(self) -> Layout: ...
 
-    def send(self, messenger: Gathering, by_owner: IdsByOwner, numbers: Tensor) -> Sent:
+    def send(self, messenger: Gathering, by_owner: IdsByOwner, numbers: Tensor) -> SentAtOnce:
         """Do as `hotbed.dist.exchange.send_ids`."""
-
-    def in_parts(self, messenger: Gathering, before: Requests, now: Requests) -> SentInParts | None:
-        """Return ids that were sent, `now`, of which owners know which ones `before` asks for, too. Called by
-        all ranks; None on all: rows do not come in parts on this route."""
 
 
 class Direct(NamedTuple):
@@ -70,78 +94,84 @@ class Direct(NamedTuple):
 
     layout: Layout
 
-    def send(self, messenger: Gathering, by_owner: IdsByOwner, numbers: Tensor) -> Sent:
-        return _SentDirectly(send_ids(messenger, by_owner, numbers))
-
-    def in_parts(self, messenger: Gathering, before: Requests, now: Requests) -> SentInParts | None:
-        return SentInParts(now, divided(messenger, before, now))
+    def send(self, messenger: Gathering, by_owner: IdsByOwner, numbers: Tensor) -> SentAtOnce:
+        return SentDirectly(send_ids(messenger, by_owner, numbers))
 
 
-class _SentDirectly(NamedTuple):
+class SentDirectly(NamedTuple):
+    """`SentAtOnce` from each rank to each owner."""
+
     requests: Requests
+
+    @property
+    def at_owners(self) -> Requests:
+        return self.requests
 
     def owned(self, frozen: Sequence[int]) -> OwnedInputs:
         return OwnedInputs(self.requests.by_owner.layout, ids_here(self.requests), frozen)
 
-    def fetch(self, ranks: Ranks, frozen: Sequence[int], training: bool, wanted: bool) -> Answer:
+    def fetch(self, ranks: Ranks, frozen: Sequence[int], training: bool, wanted: bool) -> Fetched:
         return fetch(ranks, self.requests, frozen, training)
 
+    def in_parts(
+        self, messenger: Gathering, before: Requests, tables: Sequence[int]
+    ) -> tuple[SentInParts, SentInParts]:
+        made = SentInParts(self.requests, divided(messenger, before, self.requests), tables)
+        return made, made
 
-class RowsOfCall:
-    """Distinct ids of a call, whose rows are to come here. Attributes and methods are those of
-    `hotbed.dist.parts.Asked`.
 
-    Attributes:
-        layout: of its tables.
-        frozen: positions of those that take no new rows.
-    """
+class RowsOnRoute:
+    """Ids that a rank asks for, and their rows, which come here by a route."""
 
-    def __init__(self, ranks: Ranks, call: Call, given: _core.Batch, route: Route) -> None:
-        """`given`: the checked batch of the call; `route`: to the owners of its tables."""
-        self._ranks, self._call, self._given, self._route = ranks, call, given, route
-        ids = torch.empty(given.positions, dtype=torch.int64, device="cpu")
-        self._inverse = torch.empty_like(ids)
-        counts = _core.distinct_ids(given, ids.data_ptr(), self._inverse.data_ptr())
-        self._by_owner = order_by_owner(route.layout, ids, counts)
-        self._sent: Sent | None = None
-        self.numbers = self._by_owner.counts_to_owners
+    _sent: Sent
+
+    def __init__(self, ranks: Ranks, route: Route, by_owner: IdsByOwner) -> None:
+        self._ranks, self._route, self._by_owner = ranks, route, by_owner
 
     @property
     def layout(self) -> Layout:
         return self._route.layout
 
     @property
-    def frozen(self) -> Sequence[int]:
-        return self._call.frozen
-
-    @property
-    def requests(self) -> Requests:
-        """Return what came of `send`."""
-        assert self._sent is not None
-        return self._sent.requests
+    def at_owners(self) -> Requests:
+        return self._sent.at_owners
 
     def send(self, messenger: Gathering, numbers: Tensor) -> None:
-        self._sent = self._route.send(messenger, self._by_owner, numbers)
+        """Bring the ids to their owners. Arguments are those of `hotbed.dist.parts.Asked.send`."""
+        self._at_once = self._route.send(messenger, self._by_owner, numbers)
+        self._sent = self._at_once
+
+    def divide(self, messenger: Gathering, before: Requests) -> SentInParts:
+        """As of `hotbed.dist.rows_ahead.Divides`, after `send`."""
+        tables = self.layout.table_numbers
+        self._sent, made = self._at_once.in_parts(messenger, before, tables)
+        return made
+
+
+class RowsOfCall(RowsOnRoute):
+    """Distinct ids of a call, whose rows are to come here. Attributes and methods are those of
+    `hotbed.dist.parts.Asked`."""
+
+    def __init__(self, ranks: Ranks, call: Call, given: _core.Batch, route: Route) -> None:
+        """`given`: the checked batch of the call; `route`: to the owners of its tables."""
+        self._call, self._given = call, given
+        ids = torch.empty(given.positions, dtype=torch.int64, device="cpu")
+        self._inverse = torch.empty_like(ids)
+        counts = _core.distinct_ids(given, ids.data_ptr(), self._inverse.data_ptr())
+        super().__init__(ranks, route, order_by_owner(route.layout, ids, counts))
+        self.numbers = self._by_owner.counts_to_owners
 
     def owned(self) -> list[OwnedInputs]:
-        assert self._sent is not None
-        return [self._sent.owned(self.frozen)]
+        return [self._sent.owned(self._call.frozen)]
 
     def by_rows(self) -> list[RowsOfCall]:
         return [self]
-
-    def divide(self, messenger: Gathering, before: Requests) -> SentInParts | None:
-        """Do as `Route.in_parts`, after `send`."""
-        made = self._route.in_parts(messenger, before, self.requests)
-        self._sent = made or self._sent
-        return made
 
     def use(self, call: Call, given: _core.Batch) -> None:
         self._call, self._given = call, given
 
     def fetch(self, wanted: bool) -> RowsBatch:
         ranks, call, by_owner = self._ranks, self._call, self._by_owner
-        assert self._sent is not None
         answer = self._sent.fetch(ranks, call.frozen, call.training, wanted)
         rows = answer.copy_out()
         positions = by_owner.new_positions.data_ptr(), self._inverse.data_ptr()

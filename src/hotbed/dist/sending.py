@@ -10,7 +10,7 @@ from torch import Tensor
 from hotbed.dist.beside import Beside
 from hotbed.dist.errors import LocalFault
 from hotbed.dist.layout import Layout
-from hotbed.dist.machines import Within
+from hotbed.dist.machines import Within, of_all
 from hotbed.dist.ranks import Ranks
 from hotbed.dist.raw import Messenger
 from hotbed.dist.row_codecs.travel import Travel
@@ -94,7 +94,9 @@ def begin_rows(
     as_stored, (outgoing, coming) = layout.stored[0], in_core
     if not as_stored:
         outgoing, coming = travel.sizes(sent=True), travel.sizes(sent=False)
-    messages, fault = beside.reserve(outgoing), None
+    members, fault = layout.members or range(beside.size), None
+    every = beside.reserve(of_all(outgoing, members, beside.size))
+    messages = [every[member] for member in members]
     try:
         buffers = messages if as_stored else travel.buffers(in_core[0])
         write(buffers)
@@ -102,9 +104,14 @@ def begin_rows(
             travel.encode(buffers, messages)
     except Exception as error:
         fault = error
-    wait = beside.begin(coming)
+    end = beside.begin(of_all(coming, members, beside.size))
     if fault is not None:
         raise fault
+
+    def wait() -> list[Tensor]:
+        received = end()
+        return [received[member] for member in members]
+
     return RowsComing(wait, lambda came: came if as_stored else travel.decode(came, in_core[1]))
 
 

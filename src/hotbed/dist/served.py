@@ -14,7 +14,8 @@ from hotbed.dist.exchange import keep, no_ids
 from hotbed.dist.exchanged_values import Gathering, OwnedInputs
 from hotbed.dist.parts import parts_of, route_to
 from hotbed.dist.ranks import Ranks
-from hotbed.dist.rows_batch import Sent
+from hotbed.dist.rows_ahead import Divides
+from hotbed.dist.rows_batch import RowsOnRoute
 from hotbed.dist.shards import ShardedPlace
 from hotbed.dist.ways import AHEAD, BITS, bits, other_ways, refuse_other_modes
 
@@ -36,22 +37,24 @@ class _Served(Protocol):
     def owned(self, frozen: Sequence[int]) -> OwnedInputs:
         """Return what is asked of the shards of this rank, after `send`."""
 
+    def by_rows(self) -> list[Divides]:
+        """Return it, if it comes as rows."""
+
     def fetch(self, frozen: list[int], training: bool, keeps: bool) -> None:
         """Look up what the others ask for. `keeps`: gradients may come."""
 
 
-class _ServedRows:
-    _sent: Sent
-
+class _ServedRows(RowsOnRoute):
     def __init__(self, ranks: Ranks, places: Sequence[ShardedPlace]) -> None:
-        self._ranks, self._route = ranks, route_to(ranks, places)
-        self.width: int = self._route.layout.core.numbers
-
-    def send(self, messenger: Gathering, numbers: Tensor) -> None:
-        self._sent = self._route.send(messenger, no_ids(self._route.layout), numbers)
+        route = route_to(ranks, places)
+        super().__init__(ranks, route, no_ids(route.layout))
+        self.width: int = route.layout.core.numbers
 
     def owned(self, frozen: Sequence[int]) -> OwnedInputs:
         return self._sent.owned(frozen)
+
+    def by_rows(self) -> list[Divides]:
+        return [self]
 
     def fetch(self, frozen: list[int], training: bool, keeps: bool) -> None:
         answer = self._sent.fetch(self._ranks, frozen, training, keeps)
@@ -72,6 +75,9 @@ class _ServedBags:
 
     def owned(self, frozen: Sequence[int]) -> OwnedInputs:
         return OwnedInputs(self._layout, self._requests.bags_here, frozen)
+
+    def by_rows(self) -> list[Divides]:
+        return []
 
     def fetch(self, frozen: list[int], training: bool, keeps: bool) -> None:
         answer = pool_bags(self._ranks, self._requests, frozen, training)
@@ -149,6 +155,10 @@ class ServedLookup:
     def owned(self) -> list[OwnedInputs]:
         """Return what is asked of the shards of this rank, in one lookup each. After `send`."""
         return [part.owned(self._never(tables)) for tables, part in self._parts]
+
+    def by_rows(self) -> list[Divides]:
+        """Return the parts that come as rows."""
+        return [rows for _, part in self._parts for rows in part.by_rows()]
 
     def fetch(self, training: bool, wanted: bool) -> None:
         """Look up what is asked for. `wanted`: True if gradients may come."""

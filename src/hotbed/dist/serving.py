@@ -30,9 +30,18 @@ class Serving:
 
     fault: Exception | None = None
 
-    def __init__(self, ranks: Ranks, more: Mapping[str, Answer] | None = None) -> None:
-        """`more`: answers by kind of exchange, beside those of every rank that has ended."""
-        self._ranks = ranks
+    def __init__(
+        self,
+        ranks: Ranks,
+        more: Mapping[str, Answer] | None = None,
+        holds_back: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """
+        Args:
+            more: answers by kind of exchange, beside those of every rank that has ended.
+            holds_back: returns what `Ranks.serve` is given.
+        """
+        self._ranks, self._holds_back = ranks, holds_back
         self._answers: dict[str, Answer] = {
             "a lookup": serve_lookup,
             "a lookup of rows": serve_rows,
@@ -57,7 +66,7 @@ class Serving:
         while kind != last:
             try:
                 with self._ranks.reporting(ENDED):
-                    opened = self._ranks.serve()
+                    opened = self._ranks.serve(holds_back=self._holds_back())
                     self._answers[opened.kind](self._ranks, opened)
                     kind, self.fault = opened.kind, None
             except Exception as error:

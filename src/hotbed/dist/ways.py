@@ -8,12 +8,13 @@ ranks would have it so.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
 from hotbed import _core
 from hotbed.dist.errors import PeerError
+from hotbed.dist.handshake import Handshake
 from hotbed.dist.parts import Asked, PartsOfCall
 from hotbed.dist.ranks import Ranks
 from hotbed.dist.rows_batch import Direct, RowsOfCall
@@ -24,6 +25,7 @@ from hotbed.table.lookups import Call
 __all__ = [
     "AHEAD",
     "WHOLE",
+    "RowsTold",
     "TellsNumbers",
     "agree",
     "bits",
@@ -187,6 +189,29 @@ def round_of_all(values: Tensor, hosts: Sequence[int]) -> int:
     """
     told = {number for rank, number in enumerate(values[:, 0].tolist()) if rank not in hosts}
     return told.pop() if len(told) == 1 else 0
+
+
+class RowsTold(NamedTuple):
+    """What ranks tell of rows that are sent ahead, in a lookup of a batch whose ids were."""
+
+    are_good: bool
+    """True if rows of the batch that have come are good on all ranks."""
+    next_round: int
+    """Round of the batch of which rows are sent now; 0: none are."""
+
+    @classmethod
+    def of(cls, opened: Handshake, hosts: Sequence[int]) -> RowsTold:
+        """`hosts`: memory hosts, which tell nothing but that they hold rows back."""
+        told = [
+            numbers
+            for rank, numbers in enumerate(opened.values[:, 1:AHEAD].tolist())
+            if rank not in hosts
+        ]
+        rounds = {then for _, then in told}
+        can = not opened.holds_back
+        return cls(
+            can and all(good for good, _ in told), rounds.pop() if can and len(rounds) == 1 else 0
+        )
 
 
 def bits(chosen: Sequence[int], count: int) -> list[int]:
