@@ -31,7 +31,9 @@ BUDGETS = {1: "700KB", 2: "600KB"}
 def distributed(
     rank: int, world: int, trainers: int, folder: str | None, name: str, **options: Any
 ) -> Model:
-    """All rows lie on hosts, and those of the table "word" on ranks that train, too."""
+    """All rows lie on hosts, and those of the table "word" on ranks that train, too; unless these keep
+    `nothing`."""
+    nothing = options.pop("nothing", False)
     budget = options.pop("budget", BUDGETS[world - trainers] if rank >= trainers else "4MB")
     storage = None if folder is None else hb.Storage(host=budget, ssd=f"{folder}/{name}")
     model = Model(storage)
@@ -39,7 +41,7 @@ def distributed(
     kinds: dict[str, Sharding] = {
         "item": RowWise(owners=hosts),
         "tag": RowWise(owners=hosts),
-        "word": ColumnWise((*hosts, 0)),
+        "word": ColumnWise(hosts if nothing else (*hosts, 0)),
     }
     plan = Plan([*model.embeddings.tables.values()], world, kinds)
     hb.distribute(model, plan, memory_host=rank >= trainers, **options)

@@ -172,6 +172,12 @@ def test_results_are_those_without_on_memory_hosts(
     run(world, from_hosts, trainers, str(tmp_path), rule, stepped, {}, seconds=40)
 
 
+@pytest.mark.parametrize("rule", ["adagrad", "exact"])
+def test_where_ranks_that_train_keep_nothing(rule: str, tmp_path: Path) -> None:
+    options = {"nothing": True}
+    run(3, from_hosts, 2, str(tmp_path), rule, stepped, options, seconds=40)
+
+
 @pytest.mark.parametrize("options", [{"in_tiers": True}, {"rows": "int8", "gradients": "int8"}])
 def test_in_tiers_of_memory_hosts_and_encoded(options: dict[str, Any], tmp_path: Path) -> None:
     run(3, from_hosts, 2, str(tmp_path), "adagrad", stepped, options, seconds=40)
