@@ -45,10 +45,14 @@ def batches(rank: int, fault: str) -> Iterator[dict[str, Any]]:
         yield batch_of(number, slice(4 * rank, 4 * rank + 4))
 
 
+TRAINERS = 3
+
+
 def train(
     rank: int, world: int, store: str, fault: str, timeout: float, told: Any, ssd: str | None
 ) -> None:
-    """`ssd`: with look-ahead over tiers there, rows that travel ahead and as bfloat16, gradients as int8."""
+    """Ranks beyond `TRAINERS` are memory hosts. `ssd`: with look-ahead over tiers there, rows that travel
+    ahead and as bfloat16, gradients as int8."""
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
     torch_dist.init_process_group("gloo", init_method=store, rank=rank, world_size=world)
@@ -57,10 +61,15 @@ def train(
     if ssd is not None:
         model = Model(storage=hb.Storage(host="32MB", ssd=ssd)).train()  # else nothing looks ahead
         travel = {"rows": "bfloat16", "gradients": "int8", "prefetch": 1}
-    hb.distribute(model, "basic", timeout=timeout, **travel)
+    is_host = rank >= TRAINERS
+    hb.distribute(model, "basic", timeout=timeout, memory_host=is_host, **travel)
     optimizer = hb.optim.Adagrad(model.parameters(), lr=0.1)
     done = 0
     try:
+        if is_host:
+            hb.dist.serve_rows(model, optimizer)
+            told.put((rank, "done", 0.0))
+            return
         loop = batches(rank, fault)
         for number, batch in enumerate(loop if ssd is None else hb.lookahead(loop, model)):
             here = number == AT and rank == 1
@@ -81,6 +90,7 @@ def train(
         ranks: Any = model.tables.table("item").place.ranks
         assert ssd is None or ranks.sent["ids ahead"] > 0
         rows = model.tables.lookup("item", torch.arange(61))
+        hb.dist.release_hosts(model)
         told.put((rank, "done", rows.sum().item()))
     except Exception as error:
         told.put((rank, type(error).__name__, f"{done}: {error}"))
@@ -103,9 +113,17 @@ def die_in_the_vote(ranks: Any) -> None:
 
 
 def outcome(
-    folder: Path, fault: str, timeout: float, stop: float = 0.0, *, ahead: bool = False
+    folder: Path,
+    fault: str,
+    timeout: float,
+    stop: float = 0.0,
+    *,
+    ahead: bool = False,
+    hosts: int = 0,
 ) -> dict[int, Any]:
     """By rank what was raised or "done", and what it says."""
+    world = TRAINERS + hosts
+    others = {*range(world)} - {1}
     ssd = str(folder / "rows") if ahead else None
     told: Any = STARTS.Queue()
     found: dict[int, Any] = {}
@@ -115,8 +133,8 @@ def outcome(
             rank, *rest = told.get(timeout=PATIENCE)
             found[rank] = rest
 
-    arguments = (3, f"file://{folder}/store", fault, timeout, told, ssd)
-    started = [STARTS.Process(target=train, args=(rank, *arguments)) for rank in range(3)]
+    arguments = (world, f"file://{folder}/store", fault, timeout, told, ssd)
+    started = [STARTS.Process(target=train, args=(rank, *arguments)) for rank in range(world)]
     for process in started:
         process.start()
     try:
@@ -128,10 +146,10 @@ def outcome(
                 time.sleep(0.05)
             time.sleep(stop)
         else:
-            listen({0, 2})  # also where rank 1 is stopped, and has not gone on
+            listen(others)  # also where rank 1 is stopped, and has not gone on
         if fault.startswith("stopped"):
             os.kill(started[1].pid or 0, signal.SIGCONT)
-        listen({0, 2} if fault.startswith("killed") else {0, 1, 2})
+        listen(others if fault.startswith("killed") else {*range(world)})
         for process in started:
             process.join(60)
             assert process.exitcode is not None, "it does not end"
@@ -180,11 +198,17 @@ def test_every_rank_that_runs_is_told(
 
 @pytest.mark.process
 @pytest.mark.parametrize("again", range(SOAK))
+@pytest.mark.parametrize("hosts", [0, 1])
 @pytest.mark.parametrize(
     "fault", ["killed", "killed in the vote", "loader", "forward", "step", "wrong id", "nan"]
 )
-def test_every_rank_is_told_that_looks_ahead(fault: str, again: int, tmp_path: Path) -> None:
-    found = outcome(tmp_path, fault, 10 * PATIENCE, ahead=True)  # which nobody waits for
+def test_every_rank_is_told_that_looks_ahead(
+    fault: str, hosts: int, again: int, tmp_path: Path
+) -> None:
+    found = outcome(tmp_path, fault, 10 * PATIENCE, ahead=True, hosts=hosts)
+    for rank in range(TRAINERS, TRAINERS + hosts):
+        kind, text = found[rank]
+        assert kind == "PeerLost" and "Another rank ended" in text, (kind, text)
     own = {"wrong id": "IdError", "nan": "NotFiniteError"}
     for rank in (0, 2):
         kind, text = found[rank]
@@ -199,10 +223,11 @@ def test_every_rank_is_told_that_looks_ahead(fault: str, again: int, tmp_path: P
 
 
 @pytest.mark.process
-def test_ranks_that_look_ahead_end_alike(tmp_path: Path) -> None:
-    found = outcome(tmp_path, "none", 30, ahead=True)
+@pytest.mark.parametrize("hosts", [0, 1])
+def test_ranks_that_look_ahead_end_alike(hosts: int, tmp_path: Path) -> None:
+    found = outcome(tmp_path, "none", 30, ahead=True, hosts=hosts)
     assert {kind for kind, *_ in found.values()} == {"done"}
-    assert len({total for _, total in found.values()}) == 1
+    assert len({found[rank][1] for rank in range(TRAINERS)}) == 1
 
 
 @pytest.mark.process
