@@ -263,9 +263,9 @@ def test_wrong_arguments():
             kind([])
     with pytest.raises(hb.TableError, match="product is 'both'"):
         PNN(["a"], product="both")
-    with pytest.raises(hb.TableError, match="layers is empty"):
+    with pytest.raises(hb.TableError, match=r"layers is \[\]"):
         XDeepFM(["a"], maps=[])
-    with pytest.raises(hb.TableError, match="a width is 0"):
+    with pytest.raises(hb.TableError, match="layers is .*0"):
         hb.nn.CompressedInteraction(2, [3, 0])
 
 

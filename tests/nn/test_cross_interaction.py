@@ -150,6 +150,7 @@ def test_refuses_inputs_that_do_not_fit(kind, x, message):
     ("arguments", "message"),
     [
         ({"dim": 0}, "dim is 0"),
+        ({"dim": None}, "dim is None"),
         ({"layers": True}, "layers is True"),
         ({"rank": -1}, "rank is -1"),
         ({"form": "tensor"}, "'tensor'.*'matrix' or 'vector'"),

@@ -105,10 +105,13 @@ def test_compiles_as_one_graph(backend):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"layers": []}, "layers is empty"),
-        ({"layers": [4, 0]}, "a width is 0"),
-        ({"in_features": -1}, "a width is -1"),
-        ({"layers": [2.0]}, "a width is 2.0"),
+        ({"layers": []}, r"layers is \[\]"),
+        ({"layers": [4, 0]}, r"layers is \[4, 0\]"),
+        ({"in_features": -1}, "in_features is -1"),
+        ({"layers": [2.0]}, r"layers is \[2.0\]"),
+        ({"layers": None}, "layers is None. Pass a positive integer for each layer"),
+        ({"layers": [2**70]}, "layers is"),
+        ({"in_features": 2**31}, "in_features is 2147483648"),
         ({"dropout": 1.0}, "dropout is 1.0"),
         ({"activation": "relo"}, "'relo' is unknown.*relu"),
         ({"final_activation": "x"}, "'x' is unknown"),

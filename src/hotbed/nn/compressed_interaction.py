@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from hotbed.errors import InputError, TableError
+from hotbed.errors import InputError
 from hotbed.nn.factorization import stacked
+from hotbed.nn.widths import check_counts, check_layers
 
 __all__ = ["CompressedInteraction"]
 
@@ -36,13 +37,8 @@ class CompressedInteraction(nn.Module):
 
     def __init__(self, vectors: int, layers: Sequence[int] = (16, 16, 16)) -> None:
         super().__init__()
-        for width in (vectors, *layers):
-            if isinstance(width, bool) or not isinstance(width, int) or width <= 0:
-                raise TableError(
-                    f"CompressedInteraction: a width is {width!r}. Pass positive integers."
-                )
-        if not layers:
-            raise TableError("CompressedInteraction: layers is empty. Pass the maps of each layer.")
+        check_counts("CompressedInteraction", vectors=vectors)
+        check_layers("CompressedInteraction", layers)
         self.vectors, self.layers = vectors, tuple(layers)
         before = (vectors, *self.layers[:-1])
         self.maps = nn.ModuleList(

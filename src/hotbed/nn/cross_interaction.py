@@ -13,6 +13,7 @@ from torch.nn import functional
 
 from hotbed.arrays import is_one_of
 from hotbed.errors import InputError, TableError
+from hotbed.nn.widths import check_counts
 from hotbed.ops.autocast import autocast_dtype
 from hotbed.ops.cross import cross_matrix, cross_vector
 
@@ -65,11 +66,7 @@ class CrossInteraction(nn.Module):
             raise TableError(f"CrossInteraction: form is {form!r}. Pass 'matrix' or 'vector'.")
         if form == "vector" and rank is not None:
             raise TableError("CrossInteraction: only matrices have a rank. Pass form='matrix'.")
-        for name, value in (("dim", dim), ("layers", layers), ("rank", rank)):
-            if value is None:
-                continue
-            if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
-                raise TableError(f"CrossInteraction: {name} is {value!r}. Pass a positive integer.")
+        check_counts("CrossInteraction", dim=dim, layers=layers, rank=1 if rank is None else rank)
         self.dim, self.layers, self.form, self.rank = dim, layers, form, rank
         sides = {"vector": (), "matrix": (rank or dim,)}[form]
         self.weight = nn.Parameter(torch.empty(layers, dim, *sides, device=device, dtype=dtype))

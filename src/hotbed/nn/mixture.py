@@ -10,8 +10,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from hotbed.errors import TableError
 from hotbed.nn.mlp import MLP
+from hotbed.nn.widths import check_counts, check_layers
 
 __all__ = ["MixtureOfExperts"]
 
@@ -38,9 +38,8 @@ class MixtureOfExperts(nn.Module):
         self, in_features: int, tasks: int, experts: int = 3, layers: Sequence[int] = (256, 128)
     ) -> None:
         super().__init__()
-        for name, count in (("tasks", tasks), ("experts", experts)):
-            if isinstance(count, bool) or not isinstance(count, int) or count <= 0:
-                raise TableError(f"MixtureOfExperts: {name} is {count!r}. Pass a positive integer.")
+        check_counts("MixtureOfExperts", in_features=in_features, tasks=tasks, experts=experts)
+        check_layers("MixtureOfExperts", layers)
         self.experts = nn.ModuleList(MLP(in_features, layers) for _ in range(experts))
         self.gates = nn.Linear(in_features, tasks * experts, bias=False)
         self.tasks = tasks

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from hotbed.errors import TableError
+from hotbed.nn.widths import check_counts, check_layers
 from hotbed.ops.autocast import autocast_dtype
 from hotbed.ops.mlp import has_kernels, relu_layers
 
@@ -57,11 +58,8 @@ class MLP(nn.Module):
         bias: bool = True,
     ) -> None:
         super().__init__()
-        if len(layers) == 0:
-            raise TableError("MLP: layers is empty. Pass the width of each layer.")
-        for width in (in_features, *layers):
-            if isinstance(width, bool) or not isinstance(width, int) or width <= 0:
-                raise TableError(f"MLP: a width is {width!r}. Pass positive integers.")
+        check_counts("MLP", in_features=in_features)
+        check_layers("MLP", layers)
         if not 0 <= dropout < 1:
             raise TableError(f"MLP: dropout is {dropout}. Pass a share in [0, 1).")
         self._widths = widths = (in_features, *layers)

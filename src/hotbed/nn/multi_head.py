@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from hotbed.errors import TableError
 from hotbed.nn.factorization import stacked
+from hotbed.nn.widths import check_counts
 
 __all__ = ["SelfAttentionInteraction"]
 
@@ -37,11 +37,7 @@ class SelfAttentionInteraction(nn.Module):
 
     def __init__(self, dim: int, heads: int = 2, width: int = 16) -> None:
         super().__init__()
-        for size in (dim, heads, width):
-            if isinstance(size, bool) or not isinstance(size, int) or size <= 0:
-                raise TableError(
-                    f"SelfAttentionInteraction: a width is {size!r}. Pass positive integers."
-                )
+        check_counts("SelfAttentionInteraction", dim=dim, heads=heads, width=width)
         self.heads, self.width = heads, width
         self.query, self.key, self.value, self.residual = (
             nn.Linear(dim, heads * width, bias=False) for _ in range(4)

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import batch_norm
 
-from hotbed.errors import InputError, TableError
+from hotbed.errors import InputError
 from hotbed.nn.mlp import MLP
+from hotbed.nn.widths import check_counts
 
 __all__ = ["Dice", "TargetAttention"]
 
@@ -60,8 +61,7 @@ class TargetAttention(nn.Module):
 
     def __init__(self, dim: int, hidden: Sequence[int] = (36,)) -> None:
         super().__init__()
-        if isinstance(dim, bool) or not isinstance(dim, int) or dim <= 0:
-            raise TableError(f"TargetAttention: dim is {dim!r}. Pass a positive integer.")
+        check_counts("TargetAttention", dim=dim)
         self.dim = dim
         self.weight = MLP(4 * dim, [*hidden, 1], activation="sigmoid")
 

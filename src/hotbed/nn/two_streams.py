@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from hotbed.errors import InputError, TableError
 from hotbed.nn.mlp import MLP
+from hotbed.nn.widths import check_counts
 
 __all__ = ["BilinearFusion", "FeatureGate"]
 
@@ -29,6 +30,7 @@ class FeatureGate(nn.Module):
 
     def __init__(self, columns: int, context: int = 0, hidden: Sequence[int] = (64,)) -> None:
         super().__init__()
+        check_counts("FeatureGate", columns=columns)
         learned = hidden[0] if hidden else columns
         self.constant = None if context else nn.Parameter(torch.randn(1, learned))
         self.gate = MLP(context or learned, [*hidden, columns])
@@ -67,9 +69,7 @@ class BilinearFusion(nn.Module):
 
     def __init__(self, first: int, second: int, heads: int = 1) -> None:
         super().__init__()
-        for name, count in (("first", first), ("second", second), ("heads", heads)):
-            if isinstance(count, bool) or not isinstance(count, int) or count <= 0:
-                raise TableError(f"BilinearFusion: {name} is {count!r}. Pass a positive integer.")
+        check_counts("BilinearFusion", first=first, second=second, heads=heads)
         if first % heads or second % heads:
             raise TableError(
                 f"BilinearFusion: {heads} heads do not divide {first} and {second} columns. Choose another "
