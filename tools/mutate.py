@@ -157,16 +157,17 @@ TESTS = {
     ),
     **dict.fromkeys(
         ("dist/by_machine", "dist/machines", "dist/mixed_wire"),
-        "dist/test_by_machine.py dist/test_exchanged_messages.py",
+        "dist/test_by_machine.py dist/test_exchanged_messages.py dist/test_rows_ahead_elsewhere.py",
     ),
     **dict.fromkeys(
         ("dist/hosts", "dist/hosts_ahead", "dist/served", "dist/serving"),
-        "dist/test_memory_hosts.py dist/test_hosts_ahead.py dist/test_memory_host_errors.py",
+        "dist/test_memory_hosts.py dist/test_hosts_ahead.py dist/test_memory_host_errors.py "
+        "dist/test_rows_ahead_elsewhere.py",
     ),
     **dict.fromkeys(
-        ("dist/prefetch", "dist/rounds"),
-        "dist/test_rows_ahead.py dist/test_lookahead_on_ranks.py dist/test_owned_ahead.py "
-        "dist/test_hosts_ahead.py",
+        ("dist/beside", "dist/prefetch", "dist/rounds", "dist/rows_ahead", "dist/rows_batch"),
+        "dist/test_rows_ahead.py dist/test_rows_ahead_elsewhere.py dist/test_lookahead_on_ranks.py "
+        "dist/test_owned_ahead.py dist/test_hosts_ahead.py",
     ),
     **dict.fromkeys(
         ("dist/owned_ahead", "dist/whole_ahead", "dist/whole_batches"),
