@@ -209,12 +209,16 @@ class BatchOnRanks(ReadBatch[_core.Batch]):
     def numbers(self) -> list[int]:
         """Return what is told before the modes of its lookup, `hotbed.dist.ways.AHEAD` numbers."""
         following = self.travelled.next
-        own = [waiting_of(cast(TableOnRanks, one)) for one in self.live]
-        if following is None or not following.has_steady_rows or any(o.at_owners for o in own):
+        if following is not None and not (following.has_steady_rows and self._is_free()):
             following = None
         self._following = following
         then = 0 if following is None else following.round
         return [self.round, int(self.travelled.has_good_rows), then]
+
+    def _is_free(self) -> bool:
+        """Return True if no gradient waits at the owners, which the next step adds."""
+        tables = cast(Sequence[TableOnRanks], self.live)
+        return not any(waiting_of(one).at_owners for one in tables)
 
     def hear(self, told: RowsTold) -> None:
         """Take what all ranks have told, where all have told the round of this batch."""
