@@ -241,15 +241,19 @@ def never_looked_up(rank: int, world: int, trainers: int, folder: str) -> None:
     optimizer = hb.optim.Adagrad(model.parameters(), lr=0.05)
     if rank >= trainers:
         most, prefetcher = [0], cast(Any, model.embeddings.prefetcher)
-        drop = prefetcher._drop
+        drop, announced = prefetcher._drop, list[int]()
 
         def counting(told: Any) -> None:
             drop(told)
-            most.append(len(prefetcher._pending.batches))
+            pending = prefetcher._pending.batches
+            most.append(len(pending))
+            announced.extend(batch.ids for batch in pending.values() if batch.owned)
 
         prefetcher._drop = counting
         hb.dist.serve_rows(model, optimizer)
         assert 0 < max(most) < 8
+        assert announced and min(announced) > 0
+        assert prefetcher._host_window.closed
         return
     other = batch_of(rank, 99, SAMPLES)
     for number, batch in enumerate(hb.lookahead(batches_of(rank, 40), model, 2, horizon=4)):
