@@ -220,9 +220,19 @@ def by_another_rule(model: Any, optimizer: Any, number: int) -> None:
     taken(model, getattr(model, "newer", optimizer))
 
 
+def by_another_rule_once(model: Any, optimizer: Any, number: int) -> None:
+    """The same, and it is gone before the next forward."""
+    if number == 3:
+        exact = {"untouched": "exact", "replace_state": True}
+        taken(model, hb.optim.SGD(model.parameters(), lr=0.05, weight_decay=0.5, **exact))
+        model.newer = hb.optim.Adagrad(model.parameters(), lr=0.05, replace_state=True)
+    else:
+        taken(model, getattr(model, "newer", optimizer))
+
+
 BETWEEN = [
     *(assigned, assigned_by_one, erased, loaded, another_batch, evaluated, accumulated),
-    *(clipped, clipped_later, frozen_at_times, not_stepped, by_another_rule),
+    *(clipped, clipped_later, frozen_at_times, not_stepped, by_another_rule, by_another_rule_once),
 ]
 
 

@@ -97,7 +97,7 @@ class Place(HandleOfTable, RowCopies, LocalShards, StepState, Relocation):
         tiers: those that its rows lie in, or will lie in (`hotbed.places.tiered.tiers.Tiers`); or None.
         changed: whether rows may be others than their first values.
         writes: times that they may have become others than they were.
-        rewrites: those of them that were no steps.
+        rewrites: those of them that were no steps, and new optimizers, whose steps may move other rows.
         aliased: whether the data of the handle are the rows.
         rows_move: whether a row may have another slot with the next batch.
         unscales: whether its steps take out what a GradScaler has put into gradients.

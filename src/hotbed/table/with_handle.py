@@ -133,6 +133,7 @@ class TableWithHandle(_Rows):
     @rule.setter
     def rule(self, rule: _core.TableRule | None) -> None:
         self._rule = rule
+        self.place.rewrites += 1
         self.follows = rule is not None and bool(rule.exact)
         self.parameter.__class__ = self._handle_kind()
         self.place.make_states(rule)
