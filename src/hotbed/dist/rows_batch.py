@@ -121,12 +121,13 @@ class SentDirectly(NamedTuple):
 
 
 class RowsOnRoute:
-    """Ids that a rank asks for, and their rows, which come here by a route."""
+    """Ids that a rank asks for, and their rows, which come here by a route. Who inherits sets the first
+    three attributes."""
 
+    _ranks: Ranks
+    _route: Route
+    _by_owner: IdsByOwner
     _sent: Sent
-
-    def __init__(self, ranks: Ranks, route: Route, by_owner: IdsByOwner) -> None:
-        self._ranks, self._route, self._by_owner = ranks, route, by_owner
 
     @property
     def layout(self) -> Layout:
@@ -154,11 +155,11 @@ class RowsOfCall(RowsOnRoute):
 
     def __init__(self, ranks: Ranks, call: Call, given: _core.Batch, route: Route) -> None:
         """`given`: the checked batch of the call; `route`: to the owners of its tables."""
-        self._call, self._given = call, given
+        self._ranks, self._call, self._given, self._route = ranks, call, given, route
         ids = torch.empty(given.positions, dtype=torch.int64, device="cpu")
         self._inverse = torch.empty_like(ids)
         counts = _core.distinct_ids(given, ids.data_ptr(), self._inverse.data_ptr())
-        super().__init__(ranks, route, order_by_owner(route.layout, ids, counts))
+        self._by_owner = order_by_owner(route.layout, ids, counts)
         self.numbers = self._by_owner.counts_to_owners
 
     def owned(self) -> list[OwnedInputs]:

@@ -46,9 +46,9 @@ class _Served(Protocol):
 
 class _ServedRows(RowsOnRoute):
     def __init__(self, ranks: Ranks, places: Sequence[ShardedPlace]) -> None:
-        route = route_to(ranks, places)
-        super().__init__(ranks, route, no_ids(route.layout))
-        self.width: int = route.layout.core.numbers
+        self._ranks, self._route = ranks, route_to(ranks, places)
+        self._by_owner = no_ids(self.layout)
+        self.width: int = self.layout.core.numbers
 
     def owned(self, frozen: Sequence[int]) -> OwnedInputs:
         return self._sent.owned(frozen)
