@@ -43,7 +43,7 @@ from hotbed.errors import TableError
 
 __all__ = ["Ranks"]
 
-_MOST_VALUES = 1023
+_MOST_VALUES = 1022
 """Values that go along with a handshake; more are gathered after it."""
 _PATIENCE = 1e6
 """Seconds that a memory host waits for the others, unless they are gone."""
@@ -51,7 +51,7 @@ _NOTHING = torch.empty(0, dtype=torch.uint8, device="cpu")
 
 _KIND, _SEQUENCE, _FAULT, _COUNT, _ALIVE, _TABLES = range(6)
 _MEANT, _WANTS_END, _DECLARED, _CLIPPED, _HOLDS_BACK, _HEADER = range(6, 12)
-_ALIKE = _KIND, _SEQUENCE, _DECLARED, _COUNT
+_alike = operator.itemgetter(_KIND, _SEQUENCE, _DECLARED, _COUNT)
 _ENDED = KINDS.index(ENDED)
 
 
@@ -187,8 +187,7 @@ class Ranks(LongWork):
         return self._open(head, wanted, values, fault, declared)
 
     def serve(self, *, holds_back: bool = False) -> Handshake:
-        """Take part in what ranks that still have batches do, where this one has none. `holds_back`: as of
-        `Handshake`, for its shards."""
+        """Take part in what the others do, where this one has no batch. `holds_back`: as of `Handshake`."""
         head = [0] * _HEADER
         head[_KIND], head[_HOLDS_BACK] = _ENDED, holds_back
         return self._open(head, None, None, None, None)
@@ -219,8 +218,7 @@ class Ranks(LongWork):
         of_all = [*zip(*heads, strict=True)]
         if any(of_all[_FAULT]):
             raise_fault(of_all[_FAULT], fault, self._gathered, self.size)
-        alike = operator.itemgetter(*_ALIKE)
-        said = {r: alike(head) for r, head in enumerate(heads) if not ended[r]}
+        said = {r: _alike(head) for r, head in enumerate(heads) if not ended[r]}
         if len(set(said.values())) > 1:
             names = {r: self._names(heads[r], r, tables or ()) for r in said}
             mine = self.rank if self.rank in said else min(said)
@@ -239,8 +237,8 @@ class Ranks(LongWork):
         if (most := max(of_all[_CLIPPED])) or self.waiting.clipped:  # told behind the values
             words = self._behind(reported, count, clipped, most).tolist()
             states = self.waiting.read_states(words, ended, self.rank)
-        holds_back = any(of_all[_HOLDS_BACK])
-        return Handshake(kind, found, every_value, ended, waiting, declares, states, holds_back)
+        back = any(of_all[_HOLDS_BACK])
+        return Handshake(kind, found, every_value, ended, waiting, declares, states, back)
 
     def _behind(self, reported: Tensor, begin: int, own: Sequence[int], count: int) -> Tensor:
         """(ranks, count) int64 behind all headers from `begin` on, or gathered where they have no room there.
