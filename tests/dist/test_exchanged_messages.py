@@ -59,15 +59,16 @@ class World:
             _core.ExchangeLayout.make(rank, size, self.tables, self.shards, size)
             for rank in range(size)
         ]
-        self.layouts, self.dealt, numbers = layouts, [], []
+        self.layouts, self.dealt = layouts, []
+        self.numbers: list[list[int]] = []
         for layout, asked in zip(layouts, self.asked, strict=True):
             ids, counts = torch.cat(asked), [len(some) for some in asked]
             ordered, new_positions = torch.empty_like(ids), torch.empty_like(ids)
             to = ordered.data_ptr(), new_positions.data_ptr()
-            numbers.append(layout.order_by_owner(ids.data_ptr(), counts, *to))
+            self.numbers.append(layout.order_by_owner(ids.data_ptr(), counts, *to))
             assert torch.equal(ordered.index_select(0, self.absolute(new_positions, counts)), ids)
             self.dealt.append((ordered, new_positions, counts))
-        told = torch.tensor(numbers)
+        told = torch.tensor(self.numbers)
         self.exchanges = [_core.Exchange(layout, told.data_ptr()) for layout in layouts]
 
     @staticmethod
@@ -192,6 +193,26 @@ def test_rows_and_gradients_find_their_ways(size: int, seed: int) -> None:
                 expected.index_add_(0, ids, grads.to(found.dtype))
             if chosen[t]:
                 assert torch.equal(found, expected[first + stride * at])
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+def test_what_one_rank_knows_is_enough_for_its_rows(size: int) -> None:
+    world = World(size, random.Random(size))
+    for rank, (layout, whole) in enumerate(zip(world.layouts, world.exchanges, strict=True)):
+        own = _core.Exchange(layout, world.numbers[rank], whole.asked_here())
+        assert own.asked_here() == whole.asked_here()
+        assert own.row_sizes() == whole.row_sizes()
+        for s in range(len(world.shards)):
+            assert own.count(rank, s) == whole.count(rank, s)
+            assert own.begin(rank, s) == whole.begin(rank, s)
+
+
+def test_numbers_of_another_layout_are_refused() -> None:
+    world = World(2, random.Random(1))
+    numbers, here = world.numbers[0], world.exchanges[0].asked_here()
+    for given in ((numbers[1:], here), (numbers, here[1:])):
+        with pytest.raises(ValueError, match="numbers of another layout"):
+            _core.Exchange(world.layouts[0], *given)
 
 
 def test_numbers_that_cannot_be_are_refused() -> None:

@@ -38,8 +38,8 @@ from hotbed.dist.layout import LaidShard, LaidTable, Layout
 from hotbed.dist.ranks import Ranks
 from hotbed.dist.raw import WORD, Messenger
 from hotbed.dist.row_codecs import CODECS, Codecs
-from hotbed.dist.rows_ahead import FetchedInParts, SentInParts, divided
-from hotbed.dist.rows_batch import Sent, SentAtOnce, SentDirectly
+from hotbed.dist.rows_ahead import FetchedInParts, SentInParts
+from hotbed.dist.rows_batch import Sent, SentDirectly
 from hotbed.dist.sending import addresses, among, send_written
 from hotbed.dist.shards import ShardedPlace
 from hotbed.places.host.batch import FlatIds
@@ -91,7 +91,7 @@ class ByMachine:
         self._specs = [table.spec for table in shards[own]]
         self._cores = [make_core(spec, 0, elsewhere=True) for spec in self._specs]
 
-    def send(self, messenger: Gathering, by_owner: IdsByOwner, numbers: Tensor) -> SentAtOnce:
+    def send(self, messenger: Gathering, by_owner: IdsByOwner, numbers: Tensor) -> Sent:
         here, count = self.here, len(self._cores)
         numbers = numbers.contiguous()
         inside = send_ids(messenger, by_owner, numbers[here.start : here.stop])
@@ -205,7 +205,7 @@ class _SentByMachine(NamedTuple):
     def in_parts(
         self, messenger: Gathering, before: Requests, tables: Sequence[int]
     ) -> tuple[Sent, SentInParts]:
-        made = SentInParts(self.at_owners, divided(messenger, before, self.at_owners), tables)
+        _, made = self.across.in_parts(messenger, before, tables)
         return self._replace(across=made), made
 
     def fetch(self, ranks: Ranks, frozen: Sequence[int], training: bool, wanted: bool) -> Answer:

@@ -53,16 +53,20 @@ class _Parts(NamedTuple):
     again: _Part
 
 
-def divided(messenger: Gathering, before: Requests, now: Requests) -> _Parts:
+def divided(
+    messenger: Gathering, before: Requests, now: Requests, tables: Sequence[int]
+) -> SentInParts:
     """Divide the ids that all ranks ask for by whether any rank asks for them in the batch before, too.
     Called by all ranks.
 
     Args:
         before: with the same layout.
+        tables: numbers of the tables.
     """
     again_here = _again_here(before, now)
     again = _told_by_owners(messenger, now, again_here)
-    return _Parts(_part(now, ~again, ~again_here), _part(now, again, again_here))
+    parts = _Parts(_part(now, ~again, ~again_here), _part(now, again, again_here))
+    return SentInParts(now, parts, tables)
 
 
 def _part(now: Requests, mask: Tensor, here: Tensor) -> _Part:
@@ -152,6 +156,12 @@ class SentInParts:
 
     def owned(self, frozen: Sequence[int]) -> OwnedInputs:
         return OwnedInputs(self.layout, ids_here(self.requests), frozen)
+
+    def in_parts(
+        self, messenger: Gathering, before: Requests, tables: Sequence[int]
+    ) -> tuple[SentInParts, SentInParts]:
+        made = divided(messenger, before, self.requests, tables)
+        return made, made
 
     def begin(self, beside: Beside) -> None:
         """Have owners send the rows that the batch before does not ask for. Called by all ranks.

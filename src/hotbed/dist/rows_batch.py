@@ -34,7 +34,6 @@ __all__ = [
     "RowsOfCall",
     "RowsOnRoute",
     "Sent",
-    "SentAtOnce",
     "SentDirectly",
     "ShardedPendingGradient",
 ]
@@ -59,10 +58,6 @@ class Sent(Protocol):
     def fetch(self, ranks: Ranks, frozen: Sequence[int], training: bool, wanted: bool) -> Answer:
         """Do as `hotbed.dist.exchange.fetch`. `wanted`: True if gradients may come."""
 
-
-class SentAtOnce(Sent, Protocol):
-    """`Sent`, whose rows come all at once."""
-
     def in_parts(
         self, messenger: Gathering, before: Requests, tables: Sequence[int]
     ) -> tuple[Sent, SentInParts]:
@@ -85,7 +80,7 @@ class Route(Protocol):
     @property
     def layout(self) -> Layout: ...
 
-    def send(self, messenger: Gathering, by_owner: IdsByOwner, numbers: Tensor) -> SentAtOnce:
+    def send(self, messenger: Gathering, by_owner: IdsByOwner, numbers: Tensor) -> Sent:
         """Do as `hotbed.dist.exchange.send_ids`."""
 
 
@@ -94,12 +89,12 @@ class Direct(NamedTuple):
 
     layout: Layout
 
-    def send(self, messenger: Gathering, by_owner: IdsByOwner, numbers: Tensor) -> SentAtOnce:
+    def send(self, messenger: Gathering, by_owner: IdsByOwner, numbers: Tensor) -> Sent:
         return SentDirectly(send_ids(messenger, by_owner, numbers))
 
 
 class SentDirectly(NamedTuple):
-    """`SentAtOnce` from each rank to each owner."""
+    """`Sent` from each rank to each owner; its rows come all at once."""
 
     requests: Requests
 
@@ -116,7 +111,7 @@ class SentDirectly(NamedTuple):
     def in_parts(
         self, messenger: Gathering, before: Requests, tables: Sequence[int]
     ) -> tuple[SentInParts, SentInParts]:
-        made = SentInParts(self.requests, divided(messenger, before, self.requests), tables)
+        made = divided(messenger, before, self.requests, tables)
         return made, made
 
 
@@ -139,13 +134,11 @@ class RowsOnRoute:
 
     def send(self, messenger: Gathering, numbers: Tensor) -> None:
         """Bring the ids to their owners. Arguments are those of `hotbed.dist.parts.Asked.send`."""
-        self._at_once = self._route.send(messenger, self._by_owner, numbers)
-        self._sent = self._at_once
+        self._sent = self._route.send(messenger, self._by_owner, numbers)
 
     def divide(self, messenger: Gathering, before: Requests) -> SentInParts:
         """As of `hotbed.dist.rows_ahead.Divides`, after `send`."""
-        tables = self.layout.table_numbers
-        self._sent, made = self._at_once.in_parts(messenger, before, tables)
+        self._sent, made = self._sent.in_parts(messenger, before, self.layout.table_numbers)
         return made
 
 

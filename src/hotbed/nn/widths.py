@@ -18,11 +18,11 @@ def check_counts(layer: str, **counts: object) -> None:
             raise TableError(f"{layer}: {name} is {count!r}. Pass a positive integer.")
 
 
-def check_layers(layer: str, layers: object, name: str = "layers") -> None:
+def check_layers(layer: str, layers: object) -> None:
     """Raise TableError where these are not the widths of one layer or more. `layer`: which they make."""
     if not isinstance(layers, Sequence) or not layers or not all(map(_is_count, layers)):
         raise TableError(
-            f"{layer}: {name} is {layers!r}. Pass a positive integer for each layer, as a list."
+            f"{layer}: layers is {layers!r}. Pass a positive integer for each layer, as a list."
         )
 
 
