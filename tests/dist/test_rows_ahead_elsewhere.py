@@ -33,9 +33,34 @@ from dist.test_rows_ahead import (
 from dist.worlds import run
 
 import hotbed as hb
+from hotbed.dist import Plan, Replicated, RowWise
+from hotbed.dist.handshake import Handshake
 from hotbed.dist.rows_ahead import SentInParts
+from hotbed.dist.ways import RowsTold
 
 pytestmark = pytest.mark.process
+
+# -- what ranks agree on -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("told", "holds_back", "agreed"),
+    [
+        ([[7, 1, 8], [7, 1, 8], [0, 0, 0]], False, (True, 8)),
+        ([[7, 1, 8], [7, 1, 8], [0, 0, 0]], True, (False, 0)),
+        ([[7, 1, 8], [7, 0, 8], [0, 0, 0]], False, (False, 8)),
+        ([[7, 1, 8], [7, 1, 9], [0, 0, 0]], False, (True, 0)),
+        ([[7, 1, 8], [7, 1, 0], [0, 0, 0]], False, (True, 0)),
+    ],
+)
+def test_rows_go_ahead_where_all_with_batches_say_so(
+    told: list[list[int]], holds_back: bool, agreed: tuple[bool, int]
+) -> None:
+    """The last rank is a memory host."""
+    values, ended = torch.tensor(told), [False, False, True]
+    opened = Handshake("a lookup", (0,), values, ended, [], 0, {}, holds_back)
+    assert RowsTold.of(opened, [2]) == agreed
+
 
 # -- by way of machines ------------------------------------------------------------------------------
 
@@ -67,6 +92,48 @@ def test_whatever_comes_between_two_batches_on_two_machines(
     run(4, machines_between, between)
 
 
+class LastTable(torch.nn.Module):
+    """A table that is cut by row, behind others that nobody looks up."""
+
+    def __init__(self, world: int, prefetch: int) -> None:
+        super().__init__()
+        others, last = [hb.Table(name, 8, 40) for name in "abc"], hb.Table("last", 8, 400)
+        self.others = hb.EmbeddingCollection(others, seed=1)
+        self.embeddings = hb.EmbeddingCollection([last], seed=2)
+        kinds = {**dict.fromkeys("abc", Replicated()), "last": RowWise()}
+        plan = Plan([*others, last], world, kinds)
+        hb.distribute(self, plan, prefetch=prefetch, local_world_size=2)
+
+    def forward(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        return self.embeddings(batch)["last"].square().sum()
+
+
+def another_batch_between(rank: int, world: int) -> None:
+    """It changes all rows while some are on their way. By machine, tables have numbers of another kind."""
+    losses = []
+    for prefetch in (0, 1):
+        model = LastTable(world, prefetch)
+        optimizer = hb.optim.SGD(model.embeddings.parameters(), lr=0.1)
+        batches = [{"last": torch.arange(200) + at % 2 * 200} for at in range(8)]
+        found = []
+        for number, batch in enumerate(hb.lookahead(batches, model.embeddings)):
+            wait_for_next(model.embeddings, number, len(batches))
+            for one in (batch, {"last": torch.arange(400)}):
+                loss = model(one)
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                found.append(float(loss.detach()))
+        losses.append(found)
+        ranks: Any = model.embeddings.ranks
+        assert not prefetch or ranks.sent["rows ahead"] > 0
+    assert losses[0] == losses[1]
+
+
+def test_another_batch_of_a_later_table_on_two_machines() -> None:
+    run(4, another_batch_between)
+
+
 def breaks_on_machines(rank: int, world: int, method: str) -> None:
     breaks(rank, world, method, local_world_size=2)
 
@@ -81,6 +148,13 @@ def test_a_codec_that_breaks_on_two_machines(method: str) -> None:
 
 def stepped(model: Model, optimizer: Any, number: int) -> None:
     taken(model, optimizer)
+
+
+def all_frozen_for_long(model: Model, optimizer: Any, number: int) -> None:
+    """No table is to get gradients for some batches, some of which are announced so."""
+    taken(model, optimizer)
+    for parameter in model.embeddings.parameters():
+        parameter.requires_grad_(not 1 <= number < 9)
 
 
 def loaded(model: Model, optimizer: Any, number: int) -> None:
@@ -154,7 +228,7 @@ def from_hosts(
     if rule == "exact":  # rows of which no batch asks change, too
         assert not counted.begun and not sent["rows ahead"]
     else:
-        assert counted.begun > (0 if between is frozen_at_times else 5)
+        assert counted.begun > (0 if between in (frozen_at_times, all_frozen_for_long) else 5)
         assert counted.dropped < counted.begun / 2 or between in (assigned, erased, another_batch)
     if rank < trainers:
         assert found[0][0] == found[1][0]
@@ -190,7 +264,7 @@ def test_memory_hosts_on_two_machines(tmp_path: Path) -> None:
 
 BESIDE_HOSTS = [
     *(assigned, erased, loaded, another_batch, evaluated, accumulated),
-    *(clipped, clipped_later, frozen_at_times, not_stepped),
+    *(clipped, clipped_later, frozen_at_times, not_stepped, all_frozen_for_long),
 ]
 
 
