@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from hotbed.errors import TableError
-from hotbed.nn import MLP
+from hotbed.nn import MLP, FeatureGate, TargetAttention
 
 MODULES = {
     "relu": nn.ReLU(),
@@ -120,3 +120,17 @@ def test_compiles_as_one_graph(backend):
 def test_refuses_bad_settings(arguments, message):
     with pytest.raises(TableError, match=message):
         MLP(**{"in_features": 3, **arguments})
+
+
+@pytest.mark.parametrize("hidden", [None, 5, "ab", [2.5], [0], [2**40]])
+@pytest.mark.parametrize("layer", [TargetAttention, FeatureGate])
+def test_layers_with_an_mlp_refuse_bad_hidden_widths(layer, hidden):
+    with pytest.raises(TableError, match=f"{layer.__name__}: hidden is .*Pass a positive integer"):
+        layer(4, hidden=hidden)
+
+
+def test_an_mlp_inside_may_have_no_hidden_layers():
+    x = torch.randn(2, 4)
+    assert FeatureGate(4, hidden=())(x).shape == (2, 4)
+    attention = TargetAttention(4, hidden=[])
+    assert attention(x, x[:, None], torch.ones(2, 1, dtype=torch.bool)).shape == (2, 4)

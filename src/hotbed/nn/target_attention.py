@@ -13,7 +13,7 @@ from torch.nn.functional import batch_norm
 
 from hotbed.errors import InputError
 from hotbed.nn.mlp import MLP
-from hotbed.nn.widths import check_counts
+from hotbed.nn.widths import check_counts, check_hidden
 
 __all__ = ["Dice", "TargetAttention"]
 
@@ -62,6 +62,7 @@ class TargetAttention(nn.Module):
     def __init__(self, dim: int, hidden: Sequence[int] = (36,)) -> None:
         super().__init__()
         check_counts("TargetAttention", dim=dim)
+        check_hidden("TargetAttention", hidden)
         self.dim = dim
         self.weight = MLP(4 * dim, [*hidden, 1], activation="sigmoid")
 

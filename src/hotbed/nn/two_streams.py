@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from hotbed.errors import InputError, TableError
 from hotbed.nn.mlp import MLP
-from hotbed.nn.widths import check_counts
+from hotbed.nn.widths import check_counts, check_hidden
 
 __all__ = ["BilinearFusion", "FeatureGate"]
 
@@ -26,11 +26,15 @@ class FeatureGate(nn.Module):
         columns: D.
         context: columns of the context; 0: it is one learned vector, the same for all samples.
         hidden: widths of the MLP's hidden layers.
+
+    Raises:
+        TableError: a width is not positive.
     """
 
     def __init__(self, columns: int, context: int = 0, hidden: Sequence[int] = (64,)) -> None:
         super().__init__()
         check_counts("FeatureGate", columns=columns)
+        check_hidden("FeatureGate", hidden)
         learned = hidden[0] if hidden else columns
         self.constant = None if context else nn.Parameter(torch.randn(1, learned))
         self.gate = MLP(context or learned, [*hidden, columns])

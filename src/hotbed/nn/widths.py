@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from hotbed.errors import TableError
 
-__all__ = ["check_counts", "check_layers"]
+__all__ = ["check_counts", "check_hidden", "check_layers"]
 
 _BELOW = 2**31
 
@@ -20,9 +20,18 @@ def check_counts(layer: str, **counts: object) -> None:
 
 def check_layers(layer: str, layers: object) -> None:
     """Raise TableError where these are not the widths of one layer or more. `layer`: which they make."""
-    if not isinstance(layers, Sequence) or not layers or not all(map(_is_count, layers)):
+    _check_widths(layer, "layers", layers, least=1)
+
+
+def check_hidden(layer: str, hidden: object) -> None:
+    """Raise TableError where these are not the widths of hidden layers, of which there may be none."""
+    _check_widths(layer, "hidden", hidden, least=0)
+
+
+def _check_widths(layer: str, name: str, widths: object, least: int) -> None:
+    if not isinstance(widths, Sequence) or len(widths) < least or not all(map(_is_count, widths)):
         raise TableError(
-            f"{layer}: layers is {layers!r}. Pass a positive integer for each layer, as a list."
+            f"{layer}: {name} is {widths!r}. Pass a positive integer for each layer, as a list."
         )
 
 
