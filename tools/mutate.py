@@ -167,7 +167,7 @@ TESTS = {
     **dict.fromkeys(
         ("dist/beside", "dist/prefetch", "dist/rounds", "dist/rows_ahead", "dist/rows_batch"),
         "dist/test_rows_ahead.py dist/test_rows_ahead_elsewhere.py dist/test_lookahead_on_ranks.py "
-        "dist/test_owned_ahead.py dist/test_hosts_ahead.py",
+        "dist/test_owned_ahead.py dist/test_hosts_ahead.py dist/test_lookahead_attacks.py",
     ),
     **dict.fromkeys(
         ("dist/owned_ahead", "dist/whole_ahead", "dist/whole_batches"),
