@@ -55,10 +55,11 @@ class Grouping {
   int64_t* unique() { return unique_.data(); }
   const int32_t* groups() const { return groups_.data(); }
 
-  // Hands the group of every position, and the size of every group, over.
+  // Hands the group of every position over, and copies the size of every group.
   void give(Buffer<int32_t>& groups, Buffer<int32_t>& counts) {
     groups = std::move(groups_);
-    counts = std::move(counts_);
+    counts.resize(size_);
+    std::copy_n(counts_.data(), size_, counts.data());
   }
 
  private:
@@ -221,16 +222,16 @@ void Batch::unpool_unpooled() {
   }
 }
 
-// The ids of all positions of a table, as they stand or in owned_slots.
-const int64_t* Batch::ids_of(TableBatch& part) {
+// The ids of all positions of a table, as they stand or in `copy`.
+const int64_t* Batch::ids_of(const TableBatch& part, Buffer<int64_t>& copy) const {
   const FeatureInput& first = features[part.features[0]].input;
   if (part.features.size() == 1 && first.id_bytes == 8) {
     return static_cast<const int64_t*>(first.ids);
   }
-  part.owned_slots.resize(part.count);
+  copy.resize(part.count);
   for (int f : part.features) {
     const FeatureInput& input = features[f].input;
-    int64_t* out = part.owned_slots.data() + features[f].base;
+    int64_t* out = copy.data() + features[f].base;
     if (input.id_bytes == 8) {
       std::memcpy(out, input.ids, input.count * sizeof(int64_t));
     } else {
@@ -238,12 +239,13 @@ const int64_t* Batch::ids_of(TableBatch& part) {
       for (int64_t p = 0; p < input.count; ++p) out[p] = narrow[p];
     }
   }
-  return part.owned_slots.data();
+  return copy.data();
 }
 
 namespace {
 
 thread_local Grouping grouping_of_thread;
+thread_local Buffer<int64_t> ids_of_thread;
 
 // Every position gets the slot of its group. Padding of tiered tables is in no slot: where it is
 // not pooled it is row `padding_row` of scratch.
@@ -277,12 +279,12 @@ void fill_padding(TableBatch& part, int64_t padding_row) {
 
 void Batch::resolve_part(TableBatch& part, bool insert, bool transpose) {
   Table& table = *part.table;
-  const int64_t* ids = ids_of(part);
   const InitialSpec& initial = table.initial();
   if (!transpose && !table.dynamic() && !table.catch_up && !table.tiered()) {
-    part.slots = ids;
+    part.slots = ids_of(part, part.owned_slots);
     return;
   }
+  const int64_t* ids = ids_of(part, ids_of_thread);
   Grouping& grouping = grouping_of_thread;
   grouping.group(ids, part.count, initial.has_padding, initial.padding_id);
   int64_t unique = grouping.size();
@@ -295,10 +297,14 @@ void Batch::resolve_part(TableBatch& part, bool insert, bool transpose) {
     table.find(grouping.unique(), unique, slot_of);
     read_scratch(table, grouping.unique(), unique, slot_of, part.scratch);
   }
-  if (table.dynamic() || (reading && (table.catch_up || table.tiered()))) {
+  bool copied = ids == ids_of_thread.data();
+  if (transpose && !reading && (table.dynamic() || copied)) {
+    part.slots = nullptr;
+  } else if (table.dynamic() || (reading && (table.catch_up || table.tiered()))) {
     spread(features, part, grouping.groups(), slot_of, unique);
     if (reading) fill_padding(part, unique);
   } else {
+    if (copied) part.owned_slots = std::move(ids_of_thread);
     part.slots = ids;
   }
   part.unique = unique;
@@ -343,7 +349,8 @@ void Batch::refuse_growth() {
     Table& table = *part.table;
     if (part.features.empty() || part.frozen || !table.dynamic() || !table.has_rows()) continue;
     const InitialSpec& of = table.initial();
-    grouping.group(ids_of(part), part.count, of.has_padding, of.padding_id);
+    const int64_t* ids = ids_of(part, ids_of_thread);
+    grouping.group(ids, part.count, of.has_padding, of.padding_id);
     std::vector<int64_t> slots(static_cast<size_t>(grouping.size()));
     table.find(grouping.unique(), grouping.size(), slots.data());
     growths.push_back(table.growth_with_rows(std::ranges::count(slots, -1)));
@@ -423,7 +430,8 @@ void Batch::group() {
     TableBatch& part = *wanted[w];
     const InitialSpec& initial = part.table->initial();
     Grouping& grouping = grouping_of_thread;
-    grouping.group(ids_of(part), part.count, initial.has_padding, initial.padding_id);
+    const int64_t* ids = ids_of(part, ids_of_thread);
+    grouping.group(ids, part.count, initial.has_padding, initial.padding_id);
     part.unique = grouping.size();
     part.unique_ids.resize(part.unique);
     std::copy_n(grouping.unique(), part.unique, part.unique_ids.data());
@@ -432,10 +440,6 @@ void Batch::group() {
     part.grouped = true;
   }
   claim_ = std::make_shared<Claim>(wanted);
-}
-
-void Batch::place_positions(TableBatch& part) {
-  spread(features, part, part.groups.data(), part.unique_slots.data(), 0);
 }
 
 namespace {
@@ -522,22 +526,11 @@ void Batch::use_weights_of(const Batch& now) {
 
 void Batch::announce() { claim_->announce(); }
 
-bool Batch::admit() {
-  if (!claim_->admit()) return false;
-  for (TableBatch& part : parts) {
-    if (grows(part)) place_positions(part);
-  }
-  return true;
-}
+bool Batch::admit() { return claim_->admit(); }
 
 void Batch::consume() {
   bool ahead = claim_->admitted();
-  if (!ahead) {
-    claim_->admit_now();
-    for (TableBatch& part : parts) {
-      if (grows(part)) place_positions(part);
-    }
-  }
+  if (!ahead) claim_->admit_now();
   claim_->consume(ahead);
   bool caught_up = false;
   for (TableBatch& part : parts) {
@@ -582,7 +575,7 @@ bool Batch::find_slots() {
 
 void Batch::keep_inputs() {
   for (TableBatch& part : parts) {
-    if (!part.count || part.slots == part.owned_slots.data()) continue;
+    if (!part.slots || part.slots == part.owned_slots.data()) continue;
     Buffer<int64_t> slots(part.count);
     std::memcpy(slots.data(), part.slots, part.count * sizeof(int64_t));
     part.owned_slots = std::move(slots);

@@ -106,8 +106,7 @@ class Batch {
   void unpool_unpooled();
   void refuse_growth();
   void resolve_part(TableBatch& part, bool insert, bool transpose);
-  const int64_t* ids_of(TableBatch& part);
-  void place_positions(TableBatch& part);
+  const int64_t* ids_of(const TableBatch& part, Buffer<int64_t>& copy) const;
   bool grows(const TableBatch& part) const;
   template <class F>
   std::exception_ptr in_parallel(F f);

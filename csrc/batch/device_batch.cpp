@@ -25,8 +25,11 @@ bool brought_up(const TableBatch& part) { return part.grouped && !part.frozen; }
 
 void write_slots(const Batch& batch, int64_t* out) {
   for (const FeatureBatch& feature : batch.features) {
-    const TableBatch& part = batch.parts[feature.input.table];
-    out = std::copy_n(part.slots + feature.base, feature.input.count, out);
+    const FeatureInput& input = feature.input;
+    int64_t end = feature.base + input.count;
+    bool pooled = input.combiner != Combiner::none;
+    batch.parts[input.table].write_slots(feature.base, end, pooled, out);
+    out += input.count;
   }
 }
 

@@ -95,13 +95,30 @@ void gather_staged(const Kernels& kernel, const Batch& batch, const TableBatch& 
   }
 }
 
+// Bags [begin, end) of a feature, whose slots may have to be found: those of a piece stay in the
+// cache until they are read.
+void gather(const Kernels& kernel, const FeatureBatch& feature, const TableBatch& part,
+            GatherTask task, int64_t begin, int64_t end) {
+  if (!part.slots) {
+    static thread_local Buffer<int64_t> slots;
+    int64_t first = task.offsets ? task.offsets[begin] : begin * task.fixed;
+    int64_t last = task.offsets ? task.offsets[end] : end * task.fixed;
+    slots.resize(last - first);
+    bool pooled = task.combiner != Combiner::none;
+    part.write_slots(feature.base + first, feature.base + last, pooled, slots.data());
+    task.slots = slots.data() - first;
+  }
+  kernel.gather(task, begin, end);
+}
+
 template <class C>
 void weight_gradients_of(const FeatureBatch& feature, const TableBatch& part, const Vectors& grads,
                          const Vectors& outputs, void* result) {
   const FeatureInput& input = feature.input;
   const Table& table = *part.table;
   int64_t dim = table.dim();
-  const int64_t* slots = part.slots + feature.base;
+  Buffer<int64_t> slots(input.count);
+  part.write_slots(feature.base, feature.base + input.count, true, slots.data());
   auto* out = static_cast<C*>(result);
   auto* weights = static_cast<const C*>(input.weights);
   std::vector<C> row(dim);
@@ -169,7 +186,7 @@ void pool(Batch& batch, const std::vector<Vectors>& wanted) {
                           part.scratch.data(),
                           table.dtype(),
                           table.dim(),
-                          part.slots + feature.base,
+                          part.slots ? part.slots + feature.base : nullptr,
                           input.offsets,
                           input.fixed,
                           input.weights,
@@ -192,7 +209,9 @@ void pool(Batch& batch, const std::vector<Vectors>& wanted) {
     if (piece.staged) {
       gather_staged(kernel, batch, batch.parts[piece.index], tasks);
     } else {
-      kernel.gather(tasks[piece.index], piece.begin, piece.end);
+      const FeatureBatch& feature = batch.features[piece.index];
+      const TableBatch& part = batch.parts[feature.input.table];
+      gather(kernel, feature, part, tasks[piece.index], piece.begin, piece.end);
     }
   }
 }

@@ -14,8 +14,9 @@ struct TableBatch {
   Table* table = nullptr;
   bool frozen = false;  // takes no new rows
   int64_t count = 0;
-  int64_t added = 0;               // rows that resolve() inserted
-  const int64_t* slots = nullptr;  // count; negative -1-k: row k of scratch; INT64_MIN: padding
+  int64_t added = 0;  // rows that resolve() inserted
+  // count; negative -1-k: row k of scratch; INT64_MIN: padding. Null: those of the groups.
+  const int64_t* slots = nullptr;
   Buffer<int64_t> owned_slots;
   Buffer<uint8_t> scratch;  // rows of ids that are not stored (reading only)
 
@@ -28,6 +29,8 @@ struct TableBatch {
   Buffer<int64_t> unique_ids;    // of tables that count uses, and where reading
   Buffer<int32_t> groups;        // per position, its index among the unique slots; -1: padding
   Buffer<int32_t> counts;        // positions of each group; spent by transpose()
+  // Writes the slots of positions [begin, end). `pooled`: as their feature is.
+  void write_slots(int64_t begin, int64_t end, bool pooled, int64_t* out) const;
   // The same the other way round, where transpose() was called: group u holds the positions
   // order[starts[u] .. starts[u + 1]), rising.
   void transpose();

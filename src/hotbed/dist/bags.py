@@ -169,6 +169,7 @@ def pool_bags(ranks: Ranks, requests: BagRequests, frozen: Sequence[int], traini
         nonlocal owned
         places = core.vector_places(addresses(messages))
         owned = resolve_owned(layout, requests.bags_here, frozen, training, places)
+        requests.bags_here.drop_copies()
 
     messages = send_rows(ranks, "vectors", layout, core.vectors, core.vector_sizes(), pool)
     return Answer(layout, requests.own, core, owned, messages)

@@ -54,6 +54,9 @@ class FlatInputs(Sequence[Bags]):
     def core_batch(self, tables: list[_core.Table], table_of: Sequence[int]) -> _core.Batch:
         """Return the core's batch over these tables."""
 
+    def drop_copies(self) -> None:
+        """Give up copies of ids that nobody else has. The core's batch has pooled them."""
+
 
 class FlatIds(FlatInputs):
     """One vector an id.
@@ -107,6 +110,9 @@ class FlatBags(FlatInputs):
     def core_batch(self, tables: list[_core.Table], table_of: Sequence[int]) -> _core.Batch:
         at, edges = self.ids.data_ptr(), self.offsets.data_ptr()
         return _core.Batch.of_sums(tables, table_of, self.shapes, at, edges)
+
+    def drop_copies(self) -> None:
+        self.ids = self.ids.new_empty(0)
 
 
 def core_batch(
