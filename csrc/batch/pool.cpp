@@ -3,6 +3,7 @@
 #include <omp.h>
 
 #include <algorithm>
+#include <exception>
 
 namespace hotbed {
 
@@ -117,8 +118,6 @@ void weight_gradients_of(const FeatureBatch& feature, const TableBatch& part, co
   const FeatureInput& input = feature.input;
   const Table& table = *part.table;
   int64_t dim = table.dim();
-  Buffer<int64_t> slots(input.count);
-  part.write_slots(feature.base, feature.base + input.count, true, slots.data());
   auto* out = static_cast<C*>(result);
   auto* weights = static_cast<const C*>(input.weights);
   std::vector<C> row(dim);
@@ -133,7 +132,8 @@ void weight_gradients_of(const FeatureBatch& feature, const TableBatch& part, co
       for (int64_t j = 0; j < dim; ++j) pooled_part += grad[j] * pooled[j];
     }
     for (int64_t p = begin; p < end; ++p) {
-      int64_t slot = slots[p];
+      int64_t slot;
+      part.write_slots(feature.base + p, feature.base + p + 1, true, &slot);
       if (slot == table.padding_slot() || slot == INT64_MIN) {
         out[p] = 0;
         continue;
@@ -202,18 +202,25 @@ void pool(Batch& batch, const std::vector<Vectors>& wanted) {
   }
   const Kernels& kernel = kernels();
   std::vector<Piece> pieces = pieces_of(batch, out, tasks);
+  std::exception_ptr error;
 #pragma omp parallel for schedule(dynamic) if (pieces.size() > 1 && \
                                                    gathered_elements > kSerialElements)
   for (size_t i = 0; i < pieces.size(); ++i) {
     const Piece& piece = pieces[i];
-    if (piece.staged) {
-      gather_staged(kernel, batch, batch.parts[piece.index], tasks);
-    } else {
-      const FeatureBatch& feature = batch.features[piece.index];
-      const TableBatch& part = batch.parts[feature.input.table];
-      gather(kernel, feature, part, tasks[piece.index], piece.begin, piece.end);
+    try {
+      if (piece.staged) {
+        gather_staged(kernel, batch, batch.parts[piece.index], tasks);
+      } else {
+        const FeatureBatch& feature = batch.features[piece.index];
+        const TableBatch& part = batch.parts[feature.input.table];
+        gather(kernel, feature, part, tasks[piece.index], piece.begin, piece.end);
+      }
+    } catch (...) {
+#pragma omp critical(hotbed_batch_pool)
+      error = std::current_exception();
     }
   }
+  if (error) std::rethrow_exception(error);
 }
 
 void weight_gradients(const Batch& batch, const std::vector<Vectors>& grads,
