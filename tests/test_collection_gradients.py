@@ -156,3 +156,49 @@ def test_each_table_shows_its_own_part_of_the_sums() -> None:
     for n, (name, ids) in enumerate({"a": [1, 3], "b": [2, 4], "c": [5, 7]}.items(), 1):
         grad = model.parameter(name).grad.coalesce()
         assert grad.indices().tolist() == [ids] and grad.values().tolist() == [[n, n]] * len(ids)
+
+
+@pytest.mark.parametrize("rows", [20, None])
+@pytest.mark.parametrize("padding", [None, 3])
+def test_weights_of_features_that_share_a_table(rows, padding):
+    table = hb.Table("item", 4, rows, combiner="sum", padding_idx=padding)
+    model = hb.EmbeddingCollection([table], {"one": "item", "other": "item"}, seed=1)
+    given = {
+        "one": torch.tensor([[1, 2], [3, 4], [5, 1]]),
+        "other": torch.tensor([[7, 3, 1], [3, 3, 8], [9, 2, 0]]),
+    }
+    weights = {n: torch.rand(i.shape).flatten().requires_grad_() for n, i in given.items()}
+    every = model.lookup("item", torch.arange(20))  # of a dynamic table the first values, too
+    found = model(
+        {
+            name: hb.Jagged(i.flatten(), lengths=[i.shape[1]] * len(i), weights=weights[name])
+            for name, i in given.items()
+        }
+    )
+    grads = {name: torch.randn(out.shape) for name, out in found.items()}
+    torch.autograd.backward([*found.values()], [*grads.values()])
+    for name, some in given.items():
+        expected = (every[some] * grads[name][:, None]).sum(-1)
+        if padding is not None:
+            expected[some == padding] = 0
+        torch.testing.assert_close(weights[name].grad, expected.flatten())
+
+
+@pytest.mark.parametrize("ragged", [False, True])
+@pytest.mark.parametrize("rows", [60_000, None])
+def test_batches_that_are_pooled_in_pieces(rows, ragged):
+    """The core shares a table's bags among threads, 256 KiB of rows at a time."""
+    draw = torch.Generator().manual_seed(0)
+    table = hb.Table("item", 16, rows, combiner="sum")
+    model = hb.EmbeddingCollection([table], {"one": "item", "other": "item"}, seed=1)
+    model.train()
+    numbers = {name: torch.randperm(60_000, generator=draw)[:30_000] for name in ("one", "other")}
+    lengths = torch.full((3000,), 10)
+    if ragged:
+        lengths[::2] -= torch.arange(1500) % 11
+        lengths[1::2] += torch.arange(1500) % 11
+    found = model({name: hb.Jagged(ids, lengths=lengths) for name, ids in numbers.items()})
+    bag_of = torch.repeat_interleave(torch.arange(3000), lengths)
+    for name, ids in numbers.items():
+        expected = torch.zeros(3000, 16).index_add_(0, bag_of, model.lookup("item", ids))
+        torch.testing.assert_close(found[name], expected)

@@ -121,6 +121,8 @@ void weight_gradients_of(const FeatureBatch& feature, const TableBatch& part, co
   auto* out = static_cast<C*>(result);
   auto* weights = static_cast<const C*>(input.weights);
   std::vector<C> row(dim);
+  std::vector<int64_t> slots;
+  int64_t padding = table.padding_slot();
   for (int64_t bag = 0; bag < input.bags; ++bag) {
     int64_t begin = input.offsets ? input.offsets[bag] : bag * input.fixed;
     int64_t end = input.offsets ? input.offsets[bag + 1] : begin + input.fixed;
@@ -131,10 +133,11 @@ void weight_gradients_of(const FeatureBatch& feature, const TableBatch& part, co
     if (input.combiner != Combiner::sum) {
       for (int64_t j = 0; j < dim; ++j) pooled_part += grad[j] * pooled[j];
     }
+    slots.resize(end - begin);
+    part.write_slots(feature.base + begin, feature.base + end, true, slots.data());
     for (int64_t p = begin; p < end; ++p) {
-      int64_t slot;
-      part.write_slots(feature.base + p, feature.base + p + 1, true, &slot);
-      if (slot == table.padding_slot() || slot == INT64_MIN) {
+      int64_t slot = slots[p - begin];
+      if (slot == padding || slot == INT64_MIN) {
         out[p] = 0;
         continue;
       }

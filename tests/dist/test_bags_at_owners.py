@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import random
+import weakref
 from pathlib import Path
 from typing import Any, cast
+from unittest import mock
 
 import pytest
 import torch
@@ -14,7 +16,9 @@ from torch.distributed.algorithms.join import Join
 
 import hotbed as hb
 from hotbed.dist import ColumnWise, Plan, Replicated, RowWise, Sharding, TableWise
+from hotbed.dist import bags as dist_bags
 from hotbed.dist.ranks import Ranks
+from hotbed.places.host.batch import FlatBags
 
 ROWS, DIM, SAMPLES = 300, 8, 12
 KINDS: dict[str, Sharding] = {
@@ -392,3 +396,31 @@ def emptied(rank: int, world: int, length: int) -> None:
 @pytest.mark.parametrize("length", [1, 5])
 def test_gradients_that_were_set_to_zero(length: int) -> None:
     run(2, emptied, length)
+
+
+def ids_let_go(rank: int, world: int) -> None:
+    """The ids of all ranks lie at an owner until they are pooled, and not until the gradients come."""
+    alone, shared = both("sum", TableWise(0), world)
+    rules = [hb.optim.SGD(m.parameters(), lr=0.5) for m in (alone, shared)]
+    kept: list[weakref.ref[Tensor]] = []
+
+    class Watched(FlatBags):
+        def __init__(self, ids: Tensor, *rest: Any) -> None:
+            super().__init__(ids, *rest)
+            kept.append(weakref.ref(ids))
+
+    with mock.patch.object(dist_bags, "FlatBags", Watched):
+        own = shared(inputs(bags_of(0, range(SAMPLES * rank, SAMPLES * (rank + 1)), world)))
+    assert kept and not any(ids() is not None for ids in kept)
+    together = alone(inputs(bags_of(0, range(SAMPLES * world), world)))
+    grads = gradients(0, together, range(SAMPLES * world))
+    torch.autograd.backward([*together.values()], [g / world for g in grads])
+    mine = gradients(0, own, range(SAMPLES * rank, SAMPLES * (rank + 1)))
+    torch.autograd.backward([*own.values()], mine)
+    for rule in rules:
+        rule.step()
+    assert_same_rows(shared, alone)
+
+
+def test_owners_let_ids_go_that_they_have_pooled() -> None:
+    run(2, ids_let_go)

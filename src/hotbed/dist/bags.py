@@ -123,8 +123,9 @@ class BagsOfCall:
 
     def fetch(self, wanted: bool) -> BagsBatch:
         ranks, call = self._ranks, self._call
-        assert self._requests is not None
-        answer = pool_bags(ranks, self._requests, call.frozen, call.training)
+        requests, self._requests = self._requests, None
+        assert requests is not None
+        answer = pool_bags(ranks, requests, call.frozen, call.training)
         made = BagsBatch(call, answer, wanted)
         if wanted:
             made.lookup = keep_bags(ranks, made, answer)
@@ -169,7 +170,8 @@ def pool_bags(ranks: Ranks, requests: BagRequests, frozen: Sequence[int], traini
         nonlocal owned
         places = core.vector_places(addresses(messages))
         owned = resolve_owned(layout, requests.bags_here, frozen, training, places)
-        requests.bags_here.drop_copies()
+        if owned is not None and not requests.bags_here.read_in_backward:
+            owned.resolved.bags = ()  # the ids go with the requests
 
     messages = send_rows(ranks, "vectors", layout, core.vectors, core.vector_sizes(), pool)
     return Answer(layout, requests.own, core, owned, messages)

@@ -38,7 +38,13 @@ _Addresses = list[tuple[int, int]]
 
 
 class FlatInputs(Sequence[Bags]):
-    """Inputs of many features, which the core's batch takes at once."""
+    """Inputs of many features, which the core's batch takes at once.
+
+    Attributes:
+        read_in_backward: whether the core's batch reads them once they are pooled, as weights are.
+    """
+
+    read_in_backward = True
 
     @overload
     def __getitem__(self, at: int) -> Bags: ...
@@ -53,9 +59,6 @@ class FlatInputs(Sequence[Bags]):
     @abc.abstractmethod
     def core_batch(self, tables: list[_core.Table], table_of: Sequence[int]) -> _core.Batch:
         """Return the core's batch over these tables."""
-
-    def drop_copies(self) -> None:
-        """Give up copies of ids that nobody else has. The core's batch has pooled them."""
 
 
 class FlatIds(FlatInputs):
@@ -90,6 +93,8 @@ class FlatBags(FlatInputs):
         shapes: (ids, bags, whether there are offsets) of each feature; without, all bags are equally long.
     """
 
+    read_in_backward = False
+
     def __init__(self, ids: Tensor, offsets: Tensor, shapes: list[tuple[int, int, bool]]) -> None:
         self.ids, self.offsets, self.shapes = ids, offsets, shapes
 
@@ -110,9 +115,6 @@ class FlatBags(FlatInputs):
     def core_batch(self, tables: list[_core.Table], table_of: Sequence[int]) -> _core.Batch:
         at, edges = self.ids.data_ptr(), self.offsets.data_ptr()
         return _core.Batch.of_sums(tables, table_of, self.shapes, at, edges)
-
-    def drop_copies(self) -> None:
-        self.ids = self.ids.new_empty(0)
 
 
 def core_batch(
